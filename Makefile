@@ -1,0 +1,59 @@
+# Everything here sets itself up: a virtual environment for each Python in .venv/, what is compiled in build/.
+
+# Another Python: make test PYTHON=python3.13
+PYTHON ?= python3
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV    := .venv/$(VERSION)
+BIN     := $(VENV)/bin
+
+.PHONY: help demo test check conformance bench api lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo         the main job, where there is neither GPU nor kubelet; about 15 s'
+	@echo 'make test         all tests'
+	@echo 'make check        format, lint, types, unit tests; under a minute'
+	@echo 'make bench        how long everything takes; PEER="command" measures another plugin beside it'
+	@echo 'make api          _nvplug/kubelet/api/ from proto/'
+	@echo 'make lock         the lock files from pyproject.toml'
+
+demo: $(VENV)/run
+	@$(BIN)/python nvplug.py demo
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+bench: $(VENV)/dev
+	@$(BIN)/python -m tests.bench $(if $(PEER),--peer '$(PEER)')
+
+api: $(VENV)/dev
+	$(BIN)/python -m tests.generate_api _nvplug/kubelet/api
+
+# The environment that nvplug runs in, and the one that it is tested in. Both are installed from lock files, by hash.
+$(VENV)/run: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("nvplug needs Python 3.11 or newer; this is %s: make PYTHON=..." % sys.version.split()[0])'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo 'this Python has no venv module; on Debian: apt-get install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.lock
+	@touch $@
+
+lock: $(VENV)/dev
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
+	  --output-file requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
+	  --constraint requirements.lock --group dev --output-file requirements-dev.lock pyproject.toml
+
+clean:
+	rm -rf .venv build dist

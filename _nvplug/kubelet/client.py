@@ -1,0 +1,216 @@
+"""Calling the kubelet: dial kubelet.sock until its listener speaks, then Register over that connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+
+import trio
+import trio_asyncio
+from grpclib.client import Channel, Handler
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from h2.config import H2Configuration
+
+from _nvplug.kubelet.api.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
+from _nvplug.kubelet.registration import Accepted, Refused, Unanswered
+
+__all__ = ["API_VERSION", "Connection", "DialError", "dial", "peer_pid", "plugin_options"]
+
+API_VERSION = "v1beta1"
+
+# A kubelet dials us back for up to 10 s inside Register; only then does it say why it refuses.
+REGISTER_WITHIN = 15.0
+
+# Seconds between fresh connections to a kubelet.sock that accepts and stays mute; after the second figure the pause
+# doubles up to the third. Each connection is kept for the fourth, in case the listener is only slow.
+FRESH_AFTER = 0.2
+FRESH_FOR = 10.0
+FRESH_AFTER_MAX = 5.0
+SPEAK_WITHIN = 5.0
+
+
+class DialError(Exception):
+    """Nobody listens on kubelet.sock. Not an NvplugError: it is the normal course of a kubelet's restart."""
+
+
+def plugin_options() -> DevicePluginOptions:
+    """What we want the kubelet to ask of us. Kubelets up to 1.24 read it in Register, later ones ask for it."""
+    return DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The process at the other end; 0 if it lives in a PID namespace that is not ours, or is not known.
+
+    For a connection that we made it is the process that called listen().
+    """
+    try:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return 0
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
+
+
+class _Protocol(H2Protocol):
+    """HTTP/2, and word of the peer's first frame: a server's is SETTINGS (RFC 9113, 3.4)."""
+
+    def __init__(self) -> None:
+        config = H2Configuration(
+            client_side=True,
+            # Whatever bytes a header holds, they are no reason to lose the connection.
+            header_encoding="latin-1",
+            validate_inbound_headers=False,
+            validate_outbound_headers=False,
+            normalize_inbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self._calls = Handler()
+        super().__init__(self._calls, Configuration().__for_client__(), config)
+        self.spoke = trio.Event()
+
+    @property
+    def lost(self) -> bool:
+        return self._calls.connection_lost
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.spoke.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.spoke.set()
+
+
+class _Channel(Channel):
+    """A channel with one connection for its life: another would perhaps reach another kubelet."""
+
+    def __init__(self, protocol: _Protocol) -> None:
+        super().__init__(path="")
+        self._only = protocol
+
+    async def __connect__(self) -> H2Protocol:
+        if self._only.lost:
+            raise StreamTerminatedError("the kubelet closed the connection")
+        return self._only
+
+
+class Connection:
+    """A connection on which the kubelet's listener has spoken.
+
+    Attributes:
+        pid: of the process that listens, see peer_pid.
+    """
+
+    def __init__(self, protocol: _Protocol, transport: asyncio.BaseTransport, pid: int) -> None:
+        self._protocol = protocol
+        self._transport = transport
+        self.pid = pid
+
+    async def register(self, resource: str, socket_name: str) -> Accepted | Refused | Unanswered:
+        """Calls Register and returns what came of it, after 15 s at the latest.
+
+        Without a grpc-timeout header: kubelets from 1.35 on would give their dial of us the same deadline.
+        """
+        stub = RegistrationStub(_Channel(self._protocol))
+        request = RegisterRequest(
+            version=API_VERSION,
+            endpoint=socket_name,
+            resource_name=resource,
+            options=plugin_options(),
+        )
+        with trio.move_on_after(REGISTER_WITHIN):
+            try:
+                await trio_asyncio.aio_as_trio(stub.register)(request)
+            except GRPCError as error:
+                return _refusal(error)
+            except (StreamTerminatedError, ProtocolError, OSError) as error:
+                return Unanswered(str(error) or type(error).__name__)
+            return Accepted()
+        return Unanswered(f"no reply within {REGISTER_WITHIN:.0f} s")
+
+    def close(self) -> None:
+        """Ends the connection, at once."""
+        self._protocol.processor.close("closed by nvplug")
+        self._transport.abort()  # type: ignore[attr-defined]  # a socket's transport has it
+
+
+def _refusal(error: GRPCError) -> Refused:
+    reason = error.message or error.status.name
+    # The kubelet's own words: `requested API version "v1" is not supported by kubelet. …` and
+    # `the ResourceName "foo" is invalid`. Neither changes by asking again.
+    final = "API version" in reason or ("ResourceName" in reason and "is invalid" in reason)
+    if error.status is Status.UNIMPLEMENTED:
+        reason = f"{reason} (is this socket the kubelet's, or a container runtime's?)"
+    return Refused(reason, final=final)
+
+
+async def dial(path: Path) -> Connection:
+    """Connects to a kubelet and waits until its listener speaks, however long that takes.
+
+    A connection that was accepted means little: the kernel queues it for a kubelet that is starting or stopped. To send
+    a Register down such a connection would be to lose track of it, so we wait for the listener's first frame; and since
+    a listener may come to life without serving what was queued, fresh connections are tried beside the waiting ones.
+
+    Raises:
+        DialError: nobody listens there.
+    """
+    connections: list[Connection] = []
+    failures: list[DialError] = []
+
+    async def attempt(scope: trio.CancelScope) -> None:
+        try:
+            connection = await _connect(path)
+        except DialError as error:
+            failures.append(error)
+            scope.cancel()
+            return
+        if connection is not None:
+            connections.append(connection)
+            scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            started, pause = trio.current_time(), FRESH_AFTER
+            while True:
+                nursery.start_soon(attempt, nursery.cancel_scope)
+                await trio.sleep(pause)
+                if trio.current_time() - started > FRESH_FOR:
+                    pause = min(2 * pause, FRESH_AFTER_MAX)
+        if connections:
+            return connections.pop()
+    finally:
+        for spare in connections:
+            spare.close()
+    raise failures[0]
+
+
+async def _connect(path: Path) -> Connection | None:
+    """One connection on which the listener has spoken; None if it did not in time, or hung up."""
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        raise DialError(f"a socket: {error.strerror}") from None
+    try:
+        # On a unix socket this never waits: it succeeds, or fails with EAGAIN when the listener's queue is full.
+        sock.connect(str(path))
+    except OSError as error:
+        sock.close()
+        raise DialError(f"{path}: {error.strerror}") from None
+    pid = peer_pid(sock)
+    loop = asyncio.get_event_loop()
+    transport, protocol = await trio_asyncio.aio_as_trio(loop.create_unix_connection)(_Protocol, sock=sock)
+    connection = Connection(protocol, transport, pid)
+    keep = False
+    try:
+        with trio.move_on_after(SPEAK_WITHIN):
+            await protocol.spoke.wait()
+            keep = not protocol.lost
+    finally:
+        if not keep:
+            connection.close()
+    return connection if keep else None

@@ -1,0 +1,86 @@
+"""What happened, as lines on stderr: a time, a level, some words, and the fields."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+
+from _nvplug import happenings
+from _nvplug.happenings import Happening
+
+__all__ = ["line", "log", "set_up_logging"]
+
+logger = logging.getLogger("nvplug")
+
+_LINES: Mapping[type[Happening], tuple[int, str]] = {
+    happenings.Allocated: (logging.INFO, "allocated"),
+    happenings.AllocationRefused: (logging.WARNING, "refused an allocation"),
+    happenings.Deregistered: (logging.INFO, "ended the registration"),
+    happenings.DevicesListed: (logging.INFO, "listed devices"),
+    happenings.DirectoryDead: (
+        logging.ERROR,
+        "the kubelet's directory was deleted behind our mount of it; a new process is needed",
+    ),
+    happenings.DriverFound: (logging.INFO, "found GPUs"),
+    happenings.DriverTrouble: (logging.WARNING, "the driver cannot be used; trying again"),
+    happenings.GpuLeftOut: (logging.WARNING, "a GPU cannot be read and is not offered"),
+    happenings.GpuRestored: (logging.INFO, "a GPU is healthy again"),
+    happenings.GpuUnhealthy: (logging.ERROR, "a GPU is unhealthy"),
+    happenings.KubeletAwaited: (logging.INFO, "waiting for the kubelet"),
+    happenings.KubeletRestarted: (logging.INFO, "the kubelet has a new socket; registering anew"),
+    happenings.ListRefused: (logging.ERROR, "cannot send a device list; the one before stands"),
+    happenings.LivingSocketsFound: (
+        logging.WARNING,
+        "another plugin offers the same resource; the kubelet will mix up their devices",
+    ),
+    happenings.Registered: (logging.INFO, "registered"),
+    happenings.RegistrationRefused: (logging.WARNING, "the kubelet refuses the registration; trying again"),
+    happenings.RegistrationUnanswered: (
+        logging.WARNING,
+        "the kubelet does not answer the registration; serving on and trying again",
+    ),
+    happenings.SocketNotMade: (logging.WARNING, "cannot make our socket; trying again"),
+    happenings.SocketVanished: (logging.WARNING, "our socket vanished; registering anew"),
+    happenings.StaleSocketRemoved: (logging.INFO, "removed a socket of an earlier life"),
+    happenings.StreamLost: (logging.INFO, "the kubelet ended its stream; registering anew"),
+    happenings.StreamMissing: (
+        logging.WARNING,
+        "the kubelet accepted the registration and does not call ListAndWatch; registering again",
+    ),
+}
+
+
+def set_up_logging() -> None:
+    """Sends lines to stderr, where systemd and container runtimes expect them; libraries' warnings as well."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logger.setLevel(logging.INFO)
+    # What a peer of ours does wrong is told once, by us; grpclib adds a traceback for each request.
+    logging.getLogger("grpclib").setLevel(logging.CRITICAL)
+
+
+def log(happening: Happening) -> None:
+    """Publishes a happening as a line."""
+    level, _ = _LINES[type(happening)]
+    logger.log(level, "%s", line(happening))
+
+
+def line(happening: Happening) -> str:
+    """The words for a happening, followed by its fields."""
+    _, words = _LINES[type(happening)]
+    values = ((field.name, getattr(happening, field.name)) for field in fields(happening))
+    return " ".join([words, *(f"{name}={_written(value)}" for name, value in values if value != "")])
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        # Durations, in seconds.
+        return f"{value:.3f}s"
+    text = str(value)
+    return f'"{text}"' if not text or any(character in text for character in ' "=') else text
