@@ -513,6 +513,50 @@ async def test_events_lost_and_regained(stage: Stage, nursery: trio.Nursery, fun
     assert stage.control.crimes() == {}
 
 
+@pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
+async def test_events_hang(stage: Stage, nursery: trio.Nursery, function: str) -> None:
+    """A library that hangs over events is served all the same; what it reports afterwards is heard."""
+    stage.control.hang(function)
+    nursery.start_soon(stage.play)
+    await until(lambda: stage.indices == [0, 1])
+    stage.control.heal(function)
+    with trio.fail_after(20):
+        while not stage.events:
+            stage.control.xid(0, 79)
+            await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("function", ["nvmlEventSetFree", "nvmlShutdown"])
+async def test_giving_up_hangs(stage: Stage, nursery: trio.Nursery, function: str) -> None:
+    """A thread that hangs while it gives something up holds up neither GPUs nor events for long."""
+    nursery.start_soon(stage.play)
+    await until(lambda: stage.gpus)
+    stage.control.hang(function)
+    stage.control.error("nvmlEventSetWait_v2" if function == "nvmlEventSetFree" else "nvmlDeviceGetCount_v2", UNKNOWN)
+    await until(lambda: function in stage.control.calls())
+    stage.control.heal("nvmlEventSetWait_v2")
+    stage.control.heal("nvmlDeviceGetCount_v2")
+    stage.control.gpus(3)
+    await until(lambda: stage.indices == [0, 1, 2])
+    with trio.fail_after(20):
+        while not stage.events:
+            stage.control.xid(0, 79)
+            await trio.sleep(0.05)
+
+
+async def test_events_regained_in_another_session(stage: Stage, nursery: trio.Nursery) -> None:
+    """Events that were lost in one session and are heard in the next are said to be back."""
+    stage.control.error("nvmlEventSetWait_v2", UNKNOWN)
+    nursery.start_soon(stage.play)
+    await until(lambda: stage.gpus and stage.all_said(happenings.EventsLost))
+    stage.control.error("nvmlDeviceGetCount_v2", UNKNOWN)
+    await until(lambda: stage.all_said(happenings.DriverTrouble))
+    stage.control.heal_all()
+    await until(lambda: stage.all_said(happenings.EventsRegained))
+
+    assert len(stage.all_said(happenings.EventsLost)) == 1
+
+
 async def test_event_set_is_kept_while_a_thread_is_inside(stage: Stage, nursery: trio.Nursery) -> None:
     """No event set is freed under a thread that hangs, and events recover nevertheless."""
     nursery.start_soon(lambda: stage.play(pace=Pace(patience=0.1, sweep=0.05, events_last=0.1)))

@@ -17,6 +17,7 @@ left undone if those do not come back.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -90,9 +91,13 @@ class Ledger:
             self._said[topic] = happening
             self.publish(happening)
 
-    def forget(self, topic: str) -> bool:
-        """Whatever is said next of this topic is news. Returns whether anything had been said."""
-        return self._said.pop(topic, None) is not None
+    def has_said(self, topic: str) -> bool:
+        """Whether anything was said of the topic since it was last forgotten."""
+        return topic in self._said
+
+    def forget(self, topic: str) -> None:
+        """Whatever is said next of this topic is news."""
+        self._said.pop(topic, None)
 
 
 async def _hop(lane: trio.CapacityLimiter, work: Callable[[], T]) -> T:
@@ -324,8 +329,9 @@ class Service:
         The thread that waits comes back for an event or an error only: a wake-up a second is what an idle process
         would spend most of its time on.
         """
-        delay, failed_at = self._pace.events_first, -trio.current_time()
-        number, lost = 0, False
+        delay, failed_at = self._pace.events_first, -math.inf
+        # They may have been lost in the session before.
+        number, lost = 0, self._ledger.has_said("events")
         while True:
             try:
                 if not self._session.event_set:

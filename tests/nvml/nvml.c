@@ -96,6 +96,12 @@ static struct record *records;
 static int records_fd;
 static struct nvmlDevice_st handles[GPUS + 1];
 
+/* Not inlined, so that no compiler guesses at lengths: what is too long is cut. */
+static __attribute__((noinline)) void copy(char *to, size_t size, const char *from)
+{
+    snprintf(to, size, "%s", from);
+}
+
 static void defaults(int i)
 {
     struct gpu *g = &gpu[i];
@@ -138,14 +144,14 @@ static void obey(char *line)
     } else if (!strcmp(verb, "count")) {
         count = atoi(a);
     } else if (!strcmp(verb, "driver")) {
-        snprintf(driver, sizeof driver, "%s", a);
+        copy(driver, sizeof driver, a);
     } else if (!strcmp(verb, "error") && rules < RULES && sscanf(rest, "%*s %d", &code) == 1) {
-        snprintf(rule[rules].function, sizeof rule->function, "%s", a);
+        copy(rule[rules].function, sizeof rule->function, a);
         rule[rules].index = index_of(b);
         rule[rules].hang = false;
         rule[rules++].code = code;
     } else if (!strcmp(verb, "hang") && rules < RULES && *b) {
-        snprintf(rule[rules].function, sizeof rule->function, "%s", a);
+        copy(rule[rules].function, sizeof rule->function, a);
         rule[rules].index = index_of(b);
         rule[rules++].hang = true;
     } else if (!strcmp(verb, "event") && events < EVENTS
@@ -157,11 +163,11 @@ static void obey(char *line)
         struct gpu *g = &gpu[i];
 
         if (!strcmp(verb, "uuid"))
-            snprintf(g->uuid, sizeof g->uuid, "%s", rest);
+            copy(g->uuid, sizeof g->uuid, rest);
         else if (!strcmp(verb, "name"))
-            snprintf(g->name, sizeof g->name, "%s", rest);
+            copy(g->name, sizeof g->name, rest);
         else if (!strcmp(verb, "pci"))
-            snprintf(g->pci, sizeof g->pci, "%.31s", rest);
+            copy(g->pci, sizeof g->pci, rest);
         else if (!strcmp(verb, "minor"))
             g->minor = (unsigned int)strtoul(rest, NULL, 0);
         else if (!strcmp(verb, "memory"))
@@ -169,7 +175,7 @@ static void obey(char *line)
         else if (!strcmp(verb, "events"))
             g->events = strtoull(rest, NULL, 0);
         else if (!strcmp(verb, "link") && g->links < NVML_NVLINK_MAX_LINKS)
-            snprintf(g->link[g->links++], sizeof g->link[0], "%.31s", rest);
+            copy(g->link[g->links++], sizeof g->link[0], rest);
         else if (!strcmp(verb, "path") && sscanf(rest, "%d %d", &j, &level) == 2 && j >= 0 && j < GPUS)
             gpu[i].path[j] = gpu[j].path[i] = level;
     }
@@ -216,7 +222,7 @@ static void tally(const char *name)
         while (i < RECORDS && *records[i].name && strcmp(records[i].name, name))
             i++;
         if (i < RECORDS)
-            snprintf(records[i].name, sizeof records[i].name, "%s", name);
+            copy(records[i].name, sizeof records[i].name, name);
         flock(records_fd, LOCK_UN);
     }
     if (i < RECORDS)
@@ -232,7 +238,7 @@ static void open_once(void)
     if (opened)
         return;
     opened = true;
-    snprintf(control, sizeof control, "%s", getenv("NVML_STANDIN") ? getenv("NVML_STANDIN") : "");
+    copy(control, sizeof control, getenv("NVML_STANDIN") ? getenv("NVML_STANDIN") : "");
     snprintf(name, sizeof name, "%s.calls", control);
     records_fd = open(name, O_RDWR | O_CLOEXEC);
     if (records_fd < 0 || fstat(records_fd, &size) || size.st_size < (off_t)(RECORDS * sizeof *records))
@@ -325,7 +331,7 @@ static nvmlReturn_t handle(int i, nvmlDevice_t *device)
 static nvmlReturn_t pci_info(nvmlPciInfo_t *pci, const char *address)
 {
     memset(pci, 0, sizeof *pci);
-    snprintf(pci->busId, sizeof pci->busId, "%s", address);
+    copy(pci->busId, sizeof pci->busId, address);
     snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%.15s", strlen(address) > 4 ? address + 4 : address);
     sscanf(address, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
     pci->pciDeviceId = 0x233010de;
@@ -406,7 +412,14 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *n)
     return NVML_SUCCESS;
 }
 
-/* Handles. A rule for the GPU that they lead to applies. */
+/* Handles. A rule for the GPU that they lead to applies; but lookups do not hang. */
+
+static nvmlReturn_t looked_up(const char *function, int i, nvmlDevice_t *device)
+{
+    const struct rule *found = find(function, i);
+
+    return found && !found->hang ? (nvmlReturn_t)found->code : handle(i, device);
+}
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
@@ -419,7 +432,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     LIBRARY;
     for (int i = 0; i < gpus; i++)
         if (!strcmp(gpu[i].uuid, uuid))
-            return find(__func__, i) ? (nvmlReturn_t)find(__func__, i)->code : handle(i, device);
+            return looked_up(__func__, i, device);
     return NVML_ERROR_NOT_FOUND;
 }
 
@@ -428,7 +441,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t 
     LIBRARY;
     for (int i = 0; i < gpus; i++)
         if (!strcasecmp(gpu[i].pci, address))
-            return find(__func__, i) ? (nvmlReturn_t)find(__func__, i)->code : handle(i, device);
+            return looked_up(__func__, i, device);
     return NVML_ERROR_NOT_FOUND;
 }
 
@@ -594,7 +607,7 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     const struct rule *found;
     nvmlReturn_t code = NVML_ERROR_TIMEOUT;
 
-    snprintf(directory, sizeof directory, "%s", control);
+    copy(directory, sizeof directory, control);
     if (strrchr(directory, '/'))
         *strrchr(directory, '/') = 0;
     if (watch >= 0 && inotify_add_watch(watch, directory, IN_CLOSE_WRITE | IN_MODIFY | IN_MOVED_TO) < 0) {
