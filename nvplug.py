@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``run`` does not pay fo
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 USAGE = """\
 nvplug offers the NVIDIA GPUs of this node to its kubelet.
 
@@ -29,7 +32,13 @@ nvplug offers the NVIDIA GPUs of this node to its kubelet.
   nvplug devices [FLAGS]  show the GPUs that would be offered
   nvplug demo             play the main job through, with simulated GPUs and a small kubelet
 
-Flags, each with its variable and its default:
+Flags, each with its variables and its default:
+
+"""
+
+INERT_USAGE = """\
+
+What NVIDIA's plugin has besides is accepted where it asks for nothing:
 
 """
 
@@ -40,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = words.pop(0) if words and not words[0].startswith("-") else "run"
     try:
         if name not in COMMANDS:
-            raise OptionError(f"there is no command {name!r}", remedy="see nvplug --help")
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            raise OptionError(
+                f"there is no command {name!r}", remedy=f"did you mean {near[0]}?" if near else "see nvplug --help"
+            )
         if {"-h", "-help", "--help"}.intersection(words):
             name = "help"
         return COMMANDS[name](words)
@@ -53,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """``nvplug run``: serves until told to end."""
+    # Signals wait until somebody listens. Otherwise one during the start would end the process with the wrong status,
+    # and the first process of a container would not notice it at all.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     import trio
 
     from _nvplug.config import read_config
@@ -90,7 +105,8 @@ async def wait_for_signal(scope: trio.CancelScope, *, task_status: trio.TaskStat
     """Cancels ``scope`` at the first SIGTERM or SIGINT."""
     import trio
 
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         task_status.started()
         async for _ in signals:
             scope.cancel()
@@ -124,12 +140,14 @@ def demo(arguments: Sequence[str]) -> int:
 
 def usage(_arguments: Sequence[str]) -> int:
     """``nvplug --help``."""
-    from _nvplug.config import options
+    from _nvplug.config import INERT, OPTIONS
 
-    for option in options:
-        written = ", ".join(f"--{flag}" for flag in option.flags)
-        origins = f"{', '.join(option.variables)}; {option.default}"
-        sys.stdout.write(f"{USAGE if option is options[0] else ''}  {written}\n      {option.help} ({origins})\n")
+    sys.stdout.write(USAGE)
+    for option in OPTIONS:
+        sys.stdout.write(f"  {option.written}\n      {option.help}{f' [{option.default}]' if option.default else ''}\n")
+    sys.stdout.write(INERT_USAGE)
+    for option in INERT:
+        sys.stdout.write(f"  {option.written}\n      {option.help}\n")
     return 0
 
 

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
+    "Allocated",
+    "AllocationRefused",
+    "Deregistered",
     "DevicesListed",
+    "DirectoryDead",
     "DriverFound",
     "DriverTrouble",
     "EventsLost",
@@ -20,7 +24,19 @@ __all__ = [
     "GpuRestored",
     "GpuUnhealthy",
     "Happening",
+    "KubeletAwaited",
+    "KubeletRestarted",
+    "ListRefused",
+    "LivingSocketsFound",
     "Publish",
+    "Registered",
+    "RegistrationRefused",
+    "RegistrationUnanswered",
+    "SocketNotMade",
+    "SocketVanished",
+    "StaleSocketRemoved",
+    "StreamLost",
+    "StreamMissing",
     "XidUnplaced",
 ]
 

@@ -14,9 +14,9 @@ from _nvplug.latest import Latest
 __all__ = ["APPLICATION_XIDS", "Health", "Verdict", "judge", "watch"]
 
 # Errors of the program that used the GPU, after which the GPU serves the next one: NVIDIA's catalogue, "Analyzing Xid
-# Errors". 13 graphics engine exception, 31 page fault, 43 reset of a channel after a fault of its program, 45 preemptive
-# cleanup after other errors, 68 video processor exception, 109 context switch timeout: the list that NVIDIA's plugin
-# ignores as well.
+# Errors". 13 graphics engine exception, 31 page fault, 43 reset of a channel after a fault of its program, 45
+# preemptive cleanup after other errors, 68 video processor exception, 109 context switch timeout: the list that
+# NVIDIA's plugin ignores as well.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 

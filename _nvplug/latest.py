@@ -47,10 +47,12 @@ class Latest(Generic[T]):
         changed.set()
 
     async def newer_than(self, version: int) -> T:
-        """Waits until there has been a change since ``version``, and returns the newest value.
+        """Waits until there has been a change since ``version``, and returns the newest value. Always a checkpoint.
 
         Read ``version`` right after, before any other ``await``, to know which one it is.
         """
+        if self._version > version:
+            await trio.lowlevel.checkpoint()
         while self._version <= version:
             await self._changed.wait()
         return self._value

@@ -68,7 +68,8 @@ def next_offer(previous: Offer, hardware: Hardware, health: Health) -> Offer:
     A resource begins with the first GPU that is seen: a node without GPUs must not get a ``nvidia.com/gpu: 0`` that the
     kubelet would keep for ever. Once begun it goes on, with an empty list if need be.
     """
-    devices = tuple(_device(gpu, health) for gpu in hardware.gpus)
+    gpus = sorted(hardware.gpus, key=lambda gpu: gpu.index)
+    devices = tuple(_device(gpu, health) for gpu in gpus)
     before = previous.resources[0] if previous.resources else None
     if before is None and not devices:
         return previous
@@ -109,8 +110,9 @@ def chosen(resource: Resource, sent: Resource | None, ids: Iterable[str]) -> tup
                 f"{resource.name}: device {missing} cannot be allocated: {resource.departed[missing]}",
                 remedy="create the pod again: the kubelet will choose another device",
             )
+        # Cut, since nobody bounds what may be asked for, and an answer has to fit into headers.
         raise UnknownDeviceError(
-            f"{resource.name}: there is no device {missing!r}",
+            f"{resource.name}: there is no device {missing[:100]!r}",
             remedy="ask for ids that ListAndWatch listed",
         )
     known_bad = {device.id for device in sent.devices if not device.healthy} if sent else set()

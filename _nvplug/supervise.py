@@ -32,7 +32,7 @@ async def again(name: str, run: Callable[[], Awaitable[None]]) -> None:
     Raises:
         NewProcessNeededError: passes, since running anew in this process cannot help.
     """
-    pause = FIRST_PAUSE
+    pause = 0.0
     while True:
         started = trio.current_time()
         try:
@@ -40,8 +40,7 @@ async def again(name: str, run: Callable[[], Awaitable[None]]) -> None:
         except* NewProcessNeededError:
             raise
         except* Exception:
+            sound = trio.current_time() - started >= SOUND_AFTER
+            pause = min(2 * pause, LONGEST_PAUSE) if pause and not sound else FIRST_PAUSE
             logger.exception("%s failed, which is a fault in nvplug; it is run anew in %.1f s", name, pause)
-        if trio.current_time() - started >= SOUND_AFTER:
-            pause = FIRST_PAUSE
         await trio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)

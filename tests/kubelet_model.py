@@ -1,16 +1,16 @@
 """A node's kubelet on paper, in virtual time: what a device plugin meets, and what becomes allocatable of it.
 
-Written from the contract (kubelet-contract.md 1.2, 1.3, 1.5, 1.6 and other-device-plugins.md 0), flaws included, and from
-no plugin. It knows one resource with one device. Four kinds of kubelet differ in what a registration means to them:
+Written from the contract (kubelet-contract.md 1.2, 1.3, 1.5, 1.6 and other-device-plugins.md 0), flaws included, and
+from no plugin. It knows one resource with one device. There are four kinds of kubelet:
 
 - up to 1.24, Register only checks the request; the plugin is dialled afterwards, and known by that dial;
-- up to 1.34, the plugin is dialled inside Register, and known by the *resource's name*: a dial that fails, or a stream that
-  ends, takes away whoever holds the name by then;
+- up to 1.34, the plugin is dialled inside Register, and known by the *resource's name*: a dial that fails, or a stream
+  that ends, takes away whoever holds the name by then;
 - up to 1.36, as before, but the plugin's end of a Register call is the end of the dial inside it, too;
 - from 1.37 on, a plugin is known by its socket's name, and a second Register with the same name is refused.
 
-Two things are assumed of every kubelet: one that runs notices within 20 ms what reaches it, and one that was frozen takes
-in first what came first.
+Three things are assumed of every kubelet: one that runs notices within 20 ms what reaches it; one that was frozen takes
+in first what came first; and when kubelet.sock looks like another file, no living kubelet has a Register in hand.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ KUBELET_SOCK = "kubelet.sock"
 ALREADY_CONNECTED = "device plugin already connected"
 DIAL_SECONDS = 10.0
 
+# More than this cannot happen at one moment.
+AT_ONCE = 1000
+
 # Seconds after which a kubelet whose listener has died makes another (other-device-plugins.md 0).
 SERVE_AGAIN_AFTER = 1.0
 
@@ -47,19 +50,28 @@ class Agenda:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._heap: list[tuple[float, int, Callable[[], None], Callable[[], bool]]] = []
         self._count = itertools.count()
 
-    def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Has ``action`` called that much later; what falls together happens in the order of asking."""
-        heapq.heappush(self._heap, (self.now + max(0.0, seconds), next(self._count), action))
+    def after(self, seconds: float, action: Callable[[], None], *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Has ``action`` called that much later, unless something holds then.
+
+        What falls together happens in the order of asking.
+        """
+        heapq.heappush(self._heap, (self.now + max(0.0, seconds), next(self._count), action, unless))
 
     def run(self, seconds: float) -> None:
         """Lets time pass."""
         until = self.now + seconds
+        at_once = 0
         while self._heap and self._heap[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._heap)
+            before = self.now
+            self.now, _, action, unless = heapq.heappop(self._heap)
+            if unless():
+                continue
             action()
+            at_once = at_once + 1 if self.now == before else 0
+            assert at_once < AT_ONCE, "something happens again and again, and no time passes"
         self.now = until
 
 
@@ -158,7 +170,9 @@ class Node:
             self.changed()
 
     def start(self, *, wipe: bool = True) -> None:
-        """A kubelet starts, whatever becomes of the one before."""
+        """A kubelet starts. One that was there before lives on behind its back, if it got as far as its socket."""
+        if not self.kubelet.bound:
+            self.kubelet.die()
         self.kubelet = Kubelet(self)
         self.note()
         self.kubelet.start(wipe=wipe)
@@ -171,7 +185,7 @@ class Node:
 
     def touch(self) -> None:
         """Changes the inode of kubelet.sock as chmod, chown and relabelling do: it looks like another file."""
-        if (file := self.files.get(KUBELET_SOCK)) is not None:
+        if (file := self.files.get(KUBELET_SOCK)) is not None and not self.kubelet.busy:
             self.files[KUBELET_SOCK] = File(file.listener)
             self.replacements.append(self.agenda.now)
 
@@ -325,6 +339,8 @@ class Kubelet:
 
     def cut(self) -> None:
         """Closes its connections to the plugin."""
+        if self.frozen:
+            return
         for stream, client in tuple(self._streams):
             if stream.open:
                 self._close(client)
@@ -333,19 +349,33 @@ class Kubelet:
     def serve_again(self, *, cut: bool) -> None:
         """Its listener dies, and it makes another with a new kubelet.sock; nothing is wiped, nobody is forgotten.
 
-        What it had in hand is done by then: that takes milliseconds, or 10 s where a dial fails.
+        What it has in hand is done before: that takes milliseconds, or 10 s where a dial fails.
 
         Args:
             cut: whether all connections end with the listener.
         """
+        if self.frozen:
+            return
         self._listener.open = False
         if cut:
             self.cut()
             self._break_connections()
         self._later(SERVE_AGAIN_AFTER, self._bind_when_idle)
 
+    @property
+    def bound(self) -> bool:
+        """Whether it has made its socket."""
+        return self._listener.kubelet is self
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has a Register in hand."""
+        return bool(self._in_hand)
+
     def _bind_when_idle(self) -> None:
-        if any(call.client is not None for call in self._in_hand):
+        if self.node.kubelet is not self:
+            return
+        if self.busy:
             self._later(0.1, self._bind_when_idle)
         else:
             self.node.exists = True
@@ -373,7 +403,7 @@ class Kubelet:
         if self.silent:
             self._ungreeted.append(connection)
         else:
-            self._tell(lambda: connection.open and connection.greeted())
+            self._tell(connection.greeted, unless=lambda: not connection.open)
 
     def register(self, connection: Connection, endpoint: Endpoint, replied: Callable[[str | None, bool], None]) -> None:
         """A Register call is sent."""
@@ -438,7 +468,7 @@ class Kubelet:
     def _reply(self, call: _Register, error: str | None = None, *, final: bool = False) -> None:
         if call in self._in_hand:
             self._in_hand.remove(call)
-            self._tell(lambda: call.connection.open and call.replied(error, final))
+            self._tell(lambda: call.replied(error, final), unless=lambda: not call.connection.open)
 
     # --- ListAndWatch
 
@@ -450,7 +480,7 @@ class Kubelet:
         stream = client.stream = Stream(self, client)
         self._streams.append((stream, client))
         self._soon(lambda: self._receive(client))
-        self._tell(lambda: client.endpoint.watch(stream) if stream.open else None)
+        self._tell(lambda: client.endpoint.watch(stream), unless=lambda: not stream.open)
 
     def _receive(self, client: _Client) -> None:
         if not client.over and not client.closed:
@@ -469,7 +499,7 @@ class Kubelet:
             if self._known is client:
                 self._mark_unhealthy()
             return
-        # By key, whoever it is by now. If nobody: the kubelet has forgotten, and goes on holding the device for healthy.
+        # By key, whoever it is by now. If nobody: forgotten, and the device goes on being held for healthy.
         found = self._clients.pop(self._key(client.endpoint), None)
         if found is None:
             return
@@ -503,8 +533,8 @@ class Kubelet:
 
         self.node.agenda.after(seconds, act)
 
-    def _tell(self, action: Callable[[], object]) -> None:
-        self.node.agenda.after(self.node.pause(), action)
+    def _tell(self, action: Callable[[], None], *, unless: Callable[[], bool] = lambda: False) -> None:
+        self.node.agenda.after(self.node.pause(), action, unless=unless)
 
     def _break_connections(self) -> None:
         connections, self._connections = self._connections, []

@@ -83,7 +83,7 @@ class Footprint:
         return cls(nvplug.descriptors(), nvplug.threads(), pages * 4096)
 
 
-async def settles(nvplug: Program, before: Footprint, *, growth: int = 4 << 20, timeout: float = 20.0) -> None:
+async def settles(nvplug: Program, before: Footprint, *, growth: int = 8 << 20, timeout: float = 20.0) -> None:
     """Waits until a process holds no more than before: what is being closed takes a moment.
 
     Args:

@@ -167,7 +167,7 @@ class Registrar:
         armed = self._step = next(self._steps)
         if math.isfinite(self.state.due):
             seconds = self.state.due - self.node.agenda.now
-            self.node.agenda.after(seconds, lambda: armed == self._step and self.take(Due()))
+            self.node.agenda.after(seconds, lambda: self.take(Due()), unless=lambda: armed != self._step)
 
     def _check(self) -> None:
         """Every phase has a way out, and streams are what the machine takes them for."""
@@ -204,10 +204,10 @@ class Registrar:
             if kubelet is not None:
                 events.append(KubeletReplaced())
         endpoint = self.endpoint
-        if endpoint is not None and not endpoint.retiring and endpoint.file is not None:
-            if self.node.files.get(endpoint.name) is not endpoint.file:
-                endpoint.file = None
-                events.append(SocketLost())
+        watched = endpoint is not None and not endpoint.retiring and endpoint.file is not None
+        if endpoint is not None and watched and self.node.files.get(endpoint.name) is not endpoint.file:
+            endpoint.file = None
+            events.append(SocketLost())
         if self.node.chance() < 0.5:
             events.reverse()
         for event in events:
@@ -227,7 +227,8 @@ class Registrar:
         self.dials.append(agenda.now)
         file = self.node.files.get(KUBELET_SOCK)
         if file is None or not file.listener.open or file.listener.kubelet is None:
-            agenda.after(self.node.pause(), lambda: dial is self._dial and self.take(DialFailed("refused")))
+            refused = DialFailed("refused")
+            agenda.after(self.node.pause(), lambda: self.take(refused), unless=lambda: dial is not self._dial)
             return
         connection = Connection(
             file.listener.kubelet,
@@ -239,7 +240,7 @@ class Registrar:
         if agenda.now - dial.began > FRESH_FOR:
             pause = min(2 * pause, FRESH_AFTER_MAX)
         agenda.after(pause, lambda: self._attempt(dial, pause))
-        agenda.after(SPEAK_WITHIN, lambda: connection in dial.connections and connection.close())
+        agenda.after(SPEAK_WITHIN, connection.close, unless=lambda: connection not in dial.connections)
 
     def _greeted(self, dial: _Dial, connection: Connection) -> None:
         if dial is not self._dial:
@@ -291,7 +292,7 @@ class Registrar:
                 self._drop_call()
                 self.take(event)
 
-        def replied(error: str | None, final: bool) -> None:  # noqa: FBT001  # a reply has two parts
+        def replied(error: str | None, final: bool) -> None:
             report(Accepted() if error is None else Refused(error, final))
 
         connection.broken = lambda: report(Unanswered("the kubelet hung up"))

@@ -79,7 +79,7 @@ def test_one_that_cannot_be_loaded_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_not_found_names_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has no library is told every path that was tried, what the loader said, and what to do."""
+    """Who has no library is told every directory that was searched, what the loader said, and what to do."""
     refuse_soname(monkeypatch)
     bad = tmp_path / "usr" / "lib64" / SONAME
     bad.parent.mkdir(parents=True)
@@ -88,10 +88,20 @@ def test_not_found_names_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load(str(tmp_path), str(tmp_path / "elsewhere"))
     text = str(caught.value)
 
-    assert [path for path in candidates(str(tmp_path), str(tmp_path / "elsewhere")) if path not in text] == []
-    assert f"{bad}: {bad}: " in text
-    assert f"{SONAME}: {SONAME}: cannot open shared object file" in text
+    searched = {str(Path(path).parent) for path in candidates(str(tmp_path), str(tmp_path / "elsewhere"))}
+    assert {place for place in searched if place not in text} == set()
+    assert f"{bad}: " in text
+    assert f"{SONAME}: cannot open shared object file" in text
     assert "--driver-root-ctr-path" in caught.value.remedy
+
+
+def test_not_found_says_that_the_root_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that does not exist is named once, not once for every directory that it might have."""
+    refuse_soname(monkeypatch)
+    with pytest.raises(LibraryNotFoundError) as caught:
+        load(str(tmp_path / "absent"))
+
+    assert str(caught.value).count(str(tmp_path / "absent")) == 1
 
 
 LOADED_EARLIER = """

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from kubelet_model import Node
-from registrar_model import Registrar
 
 from _nvplug.kubelet.registration import (
     Accepted,
@@ -31,399 +26,269 @@ from _nvplug.kubelet.registration import (
     step,
 )
 
-MINORS = (24, 34, 36, 37)
+
+def steps(state: Registration, *events: tuple[float, Event]) -> tuple[Registration, list[Command]]:
+    """Takes events in, each with its time; returns the last state and all commands."""
+    commands: list[Command] = []
+    for now, event in events:
+        state, more = step(state, event, now=now)
+        commands.extend(more)
+    return state, commands
 
 
-# --- against a kubelet that misbehaves once
+def registering(now: float = 0.0) -> Registration:
+    """The state just after the first Register was called."""
+    return steps(Registration(due=now), (now, Due()), (now, Connected()))[0]
 
 
-def in_service(minor: int, *, for_seconds: float, doorbell: bool = True) -> tuple[Node, Registrar]:
-    """A kubelet and a plugin that has been streaming for so long."""
-    node = Node(minor)
-    node.start()
-    node.agenda.run(0.1)
-    registrar = Registrar(node, doorbell=doorbell)
-    node.agenda.run(for_seconds)
-
-    assert node.allocatable
-    return node, registrar
+def streaming(now: float = 0.0) -> Registration:
+    """The state just after the stream came."""
+    return steps(registering(now), (now, Accepted()), (now, StreamOpened()))[0]
 
 
-def back_after(node: Node, since: float) -> float:
-    """Seconds from then until the device was allocatable, and remained so."""
-    at, allocatable = node.history[-1]
-
-    assert allocatable
-    return max(0.0, at - since)
-
-
-def restart(node: Node, *, down: float, wipe: bool = True) -> None:
-    node.kubelet.die()
-    node.agenda.run(down)
-    node.start(wipe=wipe)
+def refusals(*, until: float, luck: float, final: bool = False) -> list[float]:
+    """The pauses between Registers of which each is refused at once."""
+    state, now, pauses = registering(), 0.0, list[float]()
+    while now < until:
+        state, _ = step(state, Refused("no", final), now=now, luck=luck)
+        pauses.append(state.due - now)
+        now = state.due
+        state, _ = steps(state, (now, Due()), (now, Connected()))
+    return pauses
 
 
-Trouble = Callable[[Node], float]
-"""Makes trouble; returns when it was over."""
+def test_the_way_to_a_stream() -> None:
+    """Dial, bind and Register over that connection, in this order, and nothing more until the stream ends"""
+    state, commands = steps(Registration(), (0.0, Due()), (0.1, Connected()), (0.2, Accepted()), (0.3, StreamOpened()))
+
+    assert commands == [Command.DIAL, Command.ANNOUNCE]
+    assert state.phase is Phase.STREAMING
+    assert state.due == math.inf
 
 
-def wiped(node: Node) -> float:
-    """The kubelet restarts, and wipes its directory"""
-    restart(node, down=0.7)
-    node.agenda.run(0.1)
-    return node.answers_since
+def test_a_stream_is_success_before_the_reply() -> None:
+    """When the stream comes first, the reply to Register changes nothing that can be seen"""
+    state, _ = steps(registering(), (0.1, StreamOpened()))
+    for reply in (Accepted(), Refused("already connected"), Unanswered("no reply within 15 s")):
+        after, commands = steps(state, (0.2, reply))
+
+        assert replace(after, unanswered=state.unanswered) == state
+        assert not commands
 
 
-def not_wiped(node: Node) -> float:
-    """The kubelet restarts, and wipes nothing"""
-    restart(node, down=0.7, wipe=False)
-    node.agenda.run(0.1)
-    return node.answers_since
+def test_an_endpoint_is_kept_while_a_register_may_be_at_work() -> None:
+    """A Register without an answer, or without a stream, is repeated with the endpoint that is served"""
+    for fate in (Unanswered("no reply within 15 s"), Refused("failed to dial"), Accepted()):
+        state, commands = steps(registering(), (15.0, fate))
+        state, more = steps(state, (state.due, Due()))
+        if state.phase is Phase.HOLDING:
+            state, more = steps(state, (state.due, Due()))
+        _, last = steps(state, (state.due, Connected()))
+
+        assert [*commands, *more, *last] == [Command.DIAL, Command.REPEAT]
 
 
-def replaced(node: Node) -> float:
-    """kubelet.sock is replaced, and nothing else happens"""
-    node.kubelet.serve_again(cut=False)
-    node.agenda.run(1.1)
-    return node.answers_since
+def test_an_endpoint_ends_before_the_next_is_begun() -> None:
+    """Whatever ends an endpoint, no kubelet is dialled for another until nothing is left of it"""
+    for end in (StreamEnded(), SocketLost(), KubeletReplaced()):
+        state, commands = steps(streaming(), (60.0, end), (60.1, Due()), (60.1, Connected()), (60.1, StreamOpened()))
+
+        assert commands == [Command.RETIRE]
+        assert steps(state, (60.2, Retired()))[1] == [Command.DIAL]
 
 
-def replaced_and_cut(node: Node) -> float:
-    """kubelet.sock is replaced, and all connections end"""
-    node.kubelet.serve_again(cut=True)
-    node.agenda.run(1.1)
-    return node.answers_since
+@pytest.mark.parametrize("luck", [0.0, 0.5, 0.999])
+def test_pauses_between_refusals(luck: float) -> None:
+    """They are 0.2 s for 10 s, then double up to 5 s; up to a quarter is taken off at random"""
+    pauses = refusals(until=200.0, luck=luck)
+    for pause, following in itertools.pairwise(pauses[50:]):
+        assert min(5.0, 2 * pause) * 0.749 <= following <= min(5.0, 2 * pause)
+
+    assert pauses[:50] == pytest.approx([0.2] * 50)
+    assert pauses[51] > 0.2
+    assert 5.0 * 0.749 <= pauses[-1] <= 5.0
 
 
-def touched(node: Node) -> float:
-    """kubelet.sock is relabelled"""
-    node.touch()
-    node.changed()
-    return node.agenda.now
+def test_pauses_between_final_refusals() -> None:
+    """A kubelet that rejects the name or the version is asked again every 60 s, for ever"""
+    assert refusals(until=600.0, luck=0.5, final=True) == [60.0] * 10
 
 
-def cut(node: Node) -> float:
-    """The kubelet cuts the stream"""
-    node.kubelet.cut()
-    return node.agenda.now
+@pytest.mark.parametrize("final", [False, True])
+def test_a_new_kubelet_sock_ends_the_pause(final: bool) -> None:
+    """However long refusals have lasted, a new kubelet.sock is dialled at once, and its refusals are counted anew"""
+    state = registering()
+    for now in range(100):
+        state, _ = steps(state, (now, Refused("no", final)), (now + 0.9, Due()), (now + 0.9, Connected()))
+    state, commands = steps(state, (100.0, Refused("no", final)), (100.1, KubeletReplaced()), (100.2, Retired()))
+    state, _ = steps(state, (100.3, Connected()), (100.3, Refused("no")))
+
+    assert commands == [Command.RETIRE, Command.DIAL]
+    assert state.due == pytest.approx(100.5)
 
 
-def cut_every_two_seconds(node: Node) -> float:
-    """The kubelet cuts the stream again and again"""
+def test_an_absent_kubelet_is_dialled_at_every_tick() -> None:
+    """While kubelet.sock is absent or refuses, it is dialled 0.1 s after each failure, for ever"""
+    held, _ = steps(registering(), (0.0, Refused("no")))
+    for state in (Registration(), held):
+        now = state.due
+        for _ in range(1000):
+            dialling, commands = steps(state, (now, Due()))
+            assert commands == [Command.DIAL]
+            state, _ = steps(dialling, (now, DialFailed("refused")))  # noqa: PLW2901  # it goes on from there
+            assert state.due == pytest.approx(now + 0.1)
+            now = state.due
+
+
+def test_after_a_stream() -> None:
+    """The first attempt after a stream that lived 10 s is immediate; after a shorter one it comes 0.1 s later"""
+    _, commands = steps(streaming(), (10.0, StreamEnded()), (10.01, Retired()))
+    short, none = steps(streaming(), (9.0, StreamEnded()), (9.01, Retired()))
+
+    assert commands == [Command.RETIRE, Command.DIAL]
+    assert none == [Command.RETIRE]
+    assert short.due == pytest.approx(9.1)
+
+
+@pytest.mark.parametrize("lost", [StreamEnded(), SocketLost()], ids=lambda event: type(event).__name__)
+def test_losses_that_follow_each_other(lost: Event) -> None:
+    """Streams that hardly live come ever more seldom; one that lived a second is no part of that"""
+    now, pauses = 0.0, list[float]()
+    state = streaming()
+    for _ in range(200):
+        state, _ = steps(state, (now, lost), (now, Retired()))
+        pauses.append(state.due - now)
+        now = state.due
+        state, _ = steps(state, (now, Due()), (now, Connected()), (now, Accepted()), (now, StreamOpened()))
+    state, _ = steps(state, (now + 1.0, lost), (now + 1.0, Retired()))
+
+    assert pauses[:100] == pytest.approx([0.1] * 100)
+    assert min(pauses[-50:]) > 3.0
+    assert state.due == pytest.approx(now + 1.1)
+
+
+def test_a_socket_cannot_be_made() -> None:
+    """Without an endpoint there is nothing to keep: all is begun anew, at the pace of refusals"""
+    state, commands = steps(registering(), (0.0, BindFailed("no space")), (0.2, Due()))
+
+    assert commands == [Command.DIAL]
+    assert state.phase is Phase.DIALLING
+
+
+def test_a_stranger_is_not_the_kubelet() -> None:
+    """A stranger's stream is neither success before Register was accepted nor, when it ends, a loss"""
+    early, _ = steps(registering(), (0.1, StreamOpened(stranger=True)))
+    late, _ = steps(streaming(), (0.1, StreamOpened(stranger=True)), (60.0, StreamEnded(stranger=True)))
+
+    assert early.phase is Phase.REGISTERING
+    assert late == streaming()
+
+
+def test_a_kubelet_in_several_processes() -> None:
+    """When Register was accepted and nobody else came, the stream of another process counts, and so does its end"""
+    state, _ = steps(registering(), (0.1, Accepted()), (0.1, StreamOpened(stranger=True)))
+    _, commands = steps(state, (60.0, StreamEnded(stranger=True)))
+
+    assert state.phase is Phase.STREAMING
+    assert commands == [Command.RETIRE]
+
+
+def test_a_register_whose_time_is_up_is_repeated_at_once() -> None:
+    """A kubelet that answers nothing for 15 s has had its pause, however long the trouble has lasted"""
+    state, now = registering(), 0.0
     for _ in range(20):
-        node.kubelet.cut()
-        node.agenda.run(2.0)
-
-        assert node.allocatable
-    return cut(node)
-
-
-def nobody_listens(node: Node) -> float:
-    """For a while nobody listens behind kubelet.sock"""
-    restart(node, down=8.0)
-    node.agenda.run(0.1)
-    return node.answers_since
+        now += 15.0
+        state, _ = steps(state, (now, Unanswered("no reply within 15 s")))
+        assert state.due == now
+        state, _ = steps(state, (now, Due()), (now, Connected()))
 
 
-def silent(node: Node) -> float:
-    """A kubelet accepts connections and is silent, for a while"""
-    restart(node, down=0.1)
-    node.kubelet.silent = True
-    node.agenda.run(40.0)
-    node.kubelet.speak()
-    return node.agenda.now
+@pytest.mark.parametrize("phase", [Phase.EXPECTING, Phase.HOLDING, Phase.REDIALLING], ids=lambda phase: phase.name)
+def test_a_stream_is_success_whichever_register_it_comes_from(phase: Phase) -> None:
+    """A stream counts wherever an endpoint is served, also after its Register was given up"""
+    state, commands = steps(SAMPLES[phase], (0.3, StreamOpened()))
+
+    assert state.phase is Phase.STREAMING
+    assert not commands
 
 
-def stuck(node: Node) -> float:
-    """A kubelet does not return from Register, for a while"""
-    restart(node, down=0.1)
-    node.kubelet.stuck = True
-    node.agenda.run(8.0)
-    node.kubelet.speak()
-    return node.agenda.now
+GIVEN_UP = Unanswered("no reply within 15 s")
+ASKED_AGAIN: tuple[tuple[float, Event], ...] = ((15.0, GIVEN_UP), (15.0, Due()), (15.1, Connected()))
+ENDED: tuple[tuple[float, Event], ...] = (*ASKED_AGAIN, (15.2, Accepted()), (15.3, StreamOpened()))
 
 
-def long_stuck(node: Node) -> float:
-    """A kubelet does not return from Register, for longer than that is waited for"""
-    restart(node, down=0.1)
-    node.kubelet.stuck = True
-    # The worst moment is just after a Register's time is up.
-    node.agenda.run(45.2)
-    node.kubelet.speak()
-    return node.agenda.now
-
-
-def frozen(node: Node) -> float:
-    """A kubelet is frozen with a Register in hand, and continues"""
-    restart(node, down=0.1)
-    node.agenda.run(0.02)
-    node.kubelet.frozen = True
-    node.agenda.run(30.0)
-    node.kubelet.thaw()
-    return node.agenda.now
-
-
-def twenty_restarts(node: Node) -> float:
-    """The kubelet restarts twenty times within some seconds"""
-    for _ in range(20):
-        restart(node, down=0.05)
-        node.agenda.run(0.13)
-    return node.answers_since
-
-
-def refused(node: Node) -> float:
-    """Register is refused for 6 s"""
-    restart(node, down=0.1)
-    node.kubelet.refusal = "not now"
-    node.agenda.run(6.0)
-    node.kubelet.refusal = None
-    return node.agenda.now
-
-
-def refused_for_good_until_restart(node: Node) -> float:
-    """Register is refused for good, and then another kubelet starts"""
-    restart(node, down=0.1)
-    node.kubelet.refusal, node.kubelet.refuses_for_good = "invalid", True
-    node.agenda.run(20.0)
-    return wiped(node)
-
-
-def socket_deleted(node: Node) -> float:
-    """Somebody deletes our socket"""
-    for name in tuple(node.files):
-        if name.startswith("nvplug-"):
-            node.unlink(name)
-    return node.agenda.now
-
-
-def directory_replaced(node: Node) -> float:
-    """The whole directory is deleted, and a kubelet makes another"""
-    node.remove_directory()
-    node.kubelet.serve_again(cut=False)
-    node.agenda.run(1.1)
-    return node.answers_since
-
-
-SINGLE_TROUBLES: tuple[tuple[Trouble, float], ...] = (
-    (wiped, 0.25),
-    (not_wiped, 0.25),
-    (replaced, 0.25),
-    (replaced_and_cut, 0.25),
-    (touched, 0.25),
-    (cut, 0.25),
-    (cut_every_two_seconds, 0.25),
-    (nobody_listens, 0.25),
-    (silent, 0.25),
-    (stuck, 0.25),
-    (long_stuck, 0.25),
-    (frozen, 0.25),
-    (twenty_restarts, 0.25),
-    (refused, 0.5),
-    (refused_for_good_until_restart, 0.25),
-    (socket_deleted, 0.75),
-    (directory_replaced, 0.75),
-)
-
-
-@pytest.mark.parametrize("minor", MINORS)
 @pytest.mark.parametrize(
-    ("trouble", "limit"),
-    SINGLE_TROUBLES,
-    ids=[(trouble.__doc__ or "").replace(" ", "-") for trouble, _ in SINGLE_TROUBLES],
+    ("before", "once_more"),
+    [
+        (((0.1, SocketLost()),), True),
+        (((0.1, Accepted()), (0.1, SocketLost())), False),
+        (((0.1, Refused("no")), (0.1, SocketLost())), False),
+        ((*ASKED_AGAIN, (15.2, SocketLost())), True),
+        ((*ENDED, (16.0, SocketLost())), True),
+        ((*ENDED, (16.0, StreamEnded())), True),
+        ((*ENDED, (27.4, StreamEnded())), False),
+        ((*ENDED, (16.0, KubeletReplaced())), False),
+        (((0.1, SocketLost()), (0.1, KubeletReplaced())), False),
+    ],
 )
-def test_back_after_a_single_trouble(trouble: Trouble, limit: float, minor: int) -> None:
-    """After each kind of trouble the device is allocatable again in time, stays so, and stops being so with nvplug"""
-    # The trouble falls differently into the poller's ticks each time.
-    for offset in (0.0, 0.03, 0.06, 0.09):
-        node, registrar = in_service(minor, for_seconds=60.0 + offset)
-        over = trouble(node)
-        node.agenda.run(2.0)
+def test_a_register_left_behind(before: tuple[tuple[float, Event], ...], once_more: bool) -> None:
+    """After an endpoint whose Register may still fail in a living kubelet, the next stream is renewed once, after 12 s
 
-        assert back_after(node, over) <= limit
-        changes = len(node.history)
-        node.agenda.run(120.0)
-        assert len(node.history) == changes
-        registrar.stop()
-        node.agenda.run(1.0)
-        assert not node.allocatable
-        assert not any(name.startswith("nvplug-") for name in node.files)
-
-
-@pytest.mark.parametrize("minor", MINORS)
-def test_started_before_the_kubelet(minor: int) -> None:
-    """A kubelet that starts long after nvplug has the device within 250 ms"""
-    node = Node(minor)
-    Registrar(node)
-    node.agenda.run(100.0)
-    node.start()
-    node.agenda.run(1.0)
-
-    assert back_after(node, node.answers_since) <= 0.25
-
-
-# --- against a kubelet that misbehaves in every way
-
-
-@dataclass(frozen=True)
-class Strike:
-    """One trouble.
-
-    Attributes:
-        gap: seconds since the one before.
-        kind: see strike.
-        lasts: seconds, if it lasts.
+    Not so when every Register was answered, when a stream outlived the failure, or when the kubelet was replaced.
     """
+    again: tuple[tuple[float, Event], ...] = (
+        (50.0, Retired()),
+        (50.1, Due()),
+        (50.1, Connected()),
+        (50.1, Accepted()),
+        (50.2, StreamOpened()),
+    )
+    state, _ = steps(registering(), *before, *again)
 
-    gap: float
-    kind: str
-    lasts: float
-
-
-KINDS = (
-    "restart",
-    "restart without a wipe",
-    "another kubelet starts",
-    "freeze",
-    "be silent",
-    "be stuck",
-    "refuse",
-    "refuse for good",
-    "cut",
-    "delete our socket",
-    "delete the directory",
-    "serve again",
-    "serve again and cut",
-    "touch",
-    "stranger",
-    "full disk",
-)
+    assert state.phase is Phase.STREAMING
+    assert state.due == (pytest.approx(62.2) if once_more else math.inf)
+    if once_more:
+        state, commands = steps(state, (62.2, Due()), *((now + 20, event) for now, event in again))
+        assert commands == [Command.RETIRE, Command.DIAL, Command.ANNOUNCE]
+        assert state.due == math.inf
 
 
-def strike(what: Strike, node: Node, registrar: Registrar) -> None:
-    """Lets one trouble loose."""
-    kubelet, after = node.kubelet, node.agenda.after
+def test_a_new_kubelet_sock_while_retiring() -> None:
+    """It is dialled as soon as nothing is left of the endpoint, whatever pause was due"""
+    _, commands = steps(streaming(), (0.1, StreamEnded()), (0.11, KubeletReplaced()), (0.12, Retired()))
 
-    def start(*, wipe: bool) -> None:
-        node.kubelet.die()
-        node.start(wipe=wipe)
-
-    match what.kind:
-        case "restart" | "restart without a wipe":
-            kubelet.die()
-            after(what.lasts, lambda: start(wipe=what.kind == "restart"))
-        case "another kubelet starts":
-            # The old one lives on behind its back, frozen or not.
-            node.start()
-        case "freeze":
-            kubelet.frozen = True
-            after(what.lasts, kubelet.thaw)
-        case "be silent":
-            kubelet.silent = True
-            after(what.lasts, kubelet.speak)
-        case "be stuck":
-            kubelet.stuck = True
-            after(what.lasts, kubelet.speak)
-        case "refuse" | "refuse for good":
-            kubelet.refusal = "no"
-            kubelet.refuses_for_good = what.kind == "refuse for good"
-            after(what.lasts, lambda: setattr(kubelet, "refusal", None))
-        case "cut":
-            kubelet.cut()
-        case "delete our socket":
-            socket_deleted(node)
-        case "delete the directory":
-            node.remove_directory()
-            kubelet.die()
-            after(what.lasts, lambda: start(wipe=True))
-        case "serve again" | "serve again and cut":
-            kubelet.serve_again(cut=what.kind == "serve again and cut")
-        case "touch":
-            node.touch()
-        case "stranger":
-            registrar.stranger(what.lasts)
-        case "full disk":
-            node.full = True
-            after(what.lasts, lambda: setattr(node, "full", False))
-        case _:
-            raise AssertionError(what.kind)
+    assert commands == [Command.RETIRE, Command.DIAL]
 
 
-DURATIONS = st.sampled_from((0.0, 0.001, 0.004, 0.011, 0.03, 0.1, 0.25, 0.6, 1.5, 4.0, 9.0, 11.0, 14.9, 15.1, 25.0))
+SAMPLES: dict[Phase, Registration] = {
+    Phase.WAITING: Registration(due=1.0),
+    Phase.DIALLING: steps(Registration(), (0.0, Due()))[0],
+    Phase.REGISTERING: registering(),
+    Phase.EXPECTING: steps(registering(), (0.0, Accepted()))[0],
+    Phase.STREAMING: streaming(),
+    Phase.HOLDING: steps(registering(), (0.0, Refused("no")))[0],
+    Phase.REDIALLING: steps(registering(), (0.0, Refused("no")), (0.2, Due()))[0],
+    Phase.RETIRING: steps(streaming(), (0.0, StreamEnded()))[0],
+}
 
-STRIKES = st.lists(st.builds(Strike, gap=DURATIONS, kind=st.sampled_from(KINDS), lasts=DURATIONS), max_size=12)
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[Node, Registrar]:
-    """A kubelet, perhaps, and a plugin that has just started."""
-    chance = draw(st.lists(st.floats(0, 1, exclude_max=True, width=16), min_size=1, max_size=16))
-    node = Node(draw(st.sampled_from(MINORS)), chance, slowness=0.02)
-    if draw(st.booleans()):
-        node.start()
-    return node, Registrar(node, doorbell=draw(st.booleans()), all_strangers=draw(st.booleans()))
-
-
-def play(strikes: Iterable[Strike], node: Node, registrar: Registrar) -> None:
-    """Lets the troubles loose, and time pass until the last of them is over."""
-    over = 0.0
-    for each in strikes:
-        node.agenda.run(each.gap)
-        over = max(over, node.agenda.now + each.lasts)
-        strike(each, node, registrar)
-    node.agenda.run(max(0.0, over - node.agenda.now))
-    if not node.kubelet.alive:
-        node.start()
-    # Whatever was begun comes to its end.
-    node.agenda.run(2.0)
+MEANINGLESS: dict[Phase, tuple[Event, ...]] = {
+    Phase.WAITING: (Connected(), DialFailed(""), SocketLost(), Retired()),
+    Phase.DIALLING: (Due(), SocketLost(), Retired()),
+    Phase.REGISTERING: (Due(), Connected(), DialFailed(""), Retired()),
+    Phase.EXPECTING: (Connected(), DialFailed(""), BindFailed(""), Accepted(), Refused(""), Unanswered(""), Retired()),
+    Phase.STREAMING: (Connected(), DialFailed(""), BindFailed(""), Unanswered(""), Retired()),
+    Phase.HOLDING: (Connected(), DialFailed(""), BindFailed(""), Accepted(), Refused(""), Unanswered(""), Retired()),
+    Phase.REDIALLING: (Due(), BindFailed(""), Accepted(), Refused(""), Unanswered(""), Retired()),
+    Phase.RETIRING: (Due(), Connected(), DialFailed(""), SocketLost(), StreamOpened(), StreamEnded()),
+}
 
 
-def off(node: Node, since: float) -> list[float]:
-    """How long the device was not allocatable, each time since then."""
-    changes = [*node.history, (node.agenda.now, not node.history[-1][1])]
-    return [
-        until - max(at, since)
-        for (at, allocatable), (until, _) in itertools.pairwise(changes)
-        if not allocatable and until > since
-    ]
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.name)
+def test_meaningless_events(phase: Phase) -> None:
+    """What has no meaning in a phase changes nothing: neither the state, nor what is done"""
+    before = SAMPLES[phase]
+    unheard = () if phase is Phase.STREAMING else (StreamEnded(), StreamEnded(stranger=True))
 
-
-@given(world=worlds(), strikes=STRIKES)
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
-def test_allocatable_once_the_kubelet_behaves(world: tuple[Node, Registrar], strikes: list[Strike]) -> None:
-    """Whatever happened, once the kubelet behaves the device becomes allocatable, stays so, and goes with nvplug
-
-    It is allowed one gap of half a second: where a Register of an endpoint that vanished may have failed late in the
-    kubelet, nvplug registers once more.
-    """
-    node, registrar = world
-    play(strikes, node, registrar)
-    node.agenda.run(61.0 if any(each.kind == "refuse for good" for each in strikes) else 12.0)
-    since = node.agenda.now
-    node.agenda.run(120.0)
-
-    assert node.allocatable
-    gaps = off(node, since)
-    assert len(gaps) <= 1
-    assert sum(gaps) < 0.5
-    assert node.kubelet.endpoint is registrar.endpoint
-    registrar.stop()
-    node.agenda.run(1.0)
-    assert not node.allocatable
-    assert not any(name.startswith("nvplug-") for name in node.files)
-
-
-def most_within(seconds: float, times: list[float]) -> int:
-    """The largest number of times in any span so long."""
-    return max((sum(start <= at < start + seconds for at in times) for start in times), default=0)
-
-
-@given(world=worlds(), strikes=STRIKES)
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-def test_never_spins(world: tuple[Node, Registrar], strikes: list[Strike]) -> None:
-    """In no second are there more dials than 11, and more Registers than 11, and two for each trouble and new kubelet.sock"""
-    node, registrar = world
-    play(strikes, node, registrar)
-    extra = 2 * (len(node.replacements) + len(strikes))
-
-    assert most_within(1.0, registrar.dials) <= 11 + extra
-    assert most_within(1.0, registrar.registers) <= 11 + extra
+    assert before.phase is phase
+    for event in (*MEANINGLESS[phase], *unheard):
+        assert steps(before, (0.3, event)) == (before, []), event

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from _nvplug.hardware import GpuEvent, Hardware
     from _nvplug.happenings import Publish
+    from _nvplug.hardware import GpuEvent, Hardware
     from _nvplug.latest import Latest
 
 __all__ = ["Driver"]

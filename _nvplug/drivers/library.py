@@ -98,10 +98,10 @@ def load(root: str, library_path: str = "") -> Library:
             real = os.path.realpath(path, strict=True)
             return Library(real, ctypes.CDLL(real))
         except (FileNotFoundError, NotADirectoryError):
-            missing.append(path)
+            missing.append(str(Path(path).parent))
         except OSError as error:
             # Of another architecture, unreadable or half installed. The next one may do.
-            refused.append(f"{path}: {_explanation(error)}")
+            refused.append(_explanation(error, path))
     try:
         # The loader's own places: its cache, and what ld.so.conf names.
         handle = ctypes.CDLL(SONAME)
@@ -111,9 +111,11 @@ def load(root: str, library_path: str = "") -> Library:
         # It is in this process from earlier, and the loader looks no further than that.
         refused.append(f"{SONAME}: {real} was loaded, and has been removed since")
     except OSError as error:
-        refused.append(f"{SONAME}: {_explanation(error)}")
+        refused.append(_explanation(error, SONAME))
+    if not Path(root).is_dir():
+        missing = [root, *(place for place in missing if not Path(place).is_relative_to(root))]
     raise LibraryNotFoundError(
-        f"{SONAME} not found; cannot be loaded: {'; '.join(refused)}; do not exist: {', '.join(missing)}",
+        f"{SONAME} not found: {'; '.join(refused)}; not in {', '.join(missing)}",
         remedy="install the NVIDIA driver on this node, or, in a container, mount the driver's root and point"
         " --driver-root-ctr-path at it, or run with the nvidia runtime class",
     )
@@ -139,6 +141,7 @@ def _file_of(handle: ctypes.CDLL) -> str:
     return os.path.realpath(os.fsdecode(info.dli_fname))
 
 
-def _explanation(error: OSError) -> str:
-    """What the dynamic loader said: in a frozen program, PyInstaller's own text stands in front of it."""
-    return str(error.__cause__ or error)
+def _explanation(error: OSError, name: str) -> str:
+    """What the dynamic loader said of a library: in a frozen program, PyInstaller's own text stands in front of it."""
+    text = str(error.__cause__ or error)
+    return text if text.startswith(f"{name}:") else f"{name}: {text}"

@@ -33,14 +33,17 @@ FIRST_REQUEST_WITHIN = 10.0
 # Bytes of one request: the limit that gRPC servers have by default. 60,000 device ids take 2.7 MB.
 LONGEST_REQUEST = 4 << 20
 
+# What grpclib reads of a request's headers. Of the others it decodes some, stumbling over what is not well-formed. The
+# deadline of a call (grpc-timeout) is not among them: our answers take no time, and a caller that has given up says so.
+_HEADERS_READ = frozenset({":method", ":path", "content-type", "te", "user-agent"})
+_HEADERS_NEEDED = frozenset({":method", ":path"})
+
 
 class Connection(H2Protocol):
     """One connection.
 
     Attributes:
         pid: of the process at the other end, see peer_pid.
-        requests: how many are open.
-        idle_since_birth: whether it has never made any.
         watching: whether it has called ListAndWatch.
     """
 
@@ -55,13 +58,22 @@ class Connection(H2Protocol):
             normalize_inbound_headers=False,
             normalize_outbound_headers=False,
         )
-        super().__init__(_Requests(owner.methods(self), owner.codec, self), Configuration().__for_server__(), config)
+        self._requests = _Requests(owner.methods(self), owner.codec)
+        super().__init__(self._requests, Configuration().__for_server__(), config)
         self.pid = 0
-        self.requests = 0
-        self.idle_since_birth = True
         self.watching = False
         self._owner = owner
         self._transport: asyncio.Transport
+
+    @property
+    def requests(self) -> int:
+        """How many are open."""
+        return len(self._requests.releases)
+
+    @property
+    def idle_since_birth(self) -> bool:
+        """Whether it has never made a request."""
+        return not self._requests.any_yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the connection begins."""
@@ -77,6 +89,18 @@ class Connection(H2Protocol):
         """asyncio: the connection is gone."""
         super().connection_lost(exc)
         self._owner.remove(self)
+        # What refers to us, so that a thousand dead connections do not wait for the garbage collector, at 20 kB each.
+        self._requests.mapping.clear()
+
+    def pause_writing(self) -> None:
+        """asyncio: the peer does not read. Then it is not read either, for much of what it sends wants an answer."""
+        super().pause_writing()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """asyncio: the peer reads again."""
+        super().resume_writing()
+        self._transport.resume_reading()
 
     def close(self) -> None:
         """Ends the connection when what is written has been sent."""
@@ -105,8 +129,8 @@ class Connections:
         self.count = Latest(0)
         # Far from all descriptors, so that there is always one left for calling the kubelet.
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        # In order of age.
-        self._open: dict[Connection, None] = {}
+        # In order of age, each with the timer by which it must have made a request.
+        self._open: dict[Connection, asyncio.TimerHandle] = {}
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(tuple(self._open))
@@ -117,10 +141,9 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         """Takes a connection in, and ends another if there are too many."""
-        self._open[connection] = None
-        self.count.set(len(self._open))
         loop = asyncio.get_event_loop()
-        loop.call_later(FIRST_REQUEST_WITHIN, self._judge, connection)
+        self._open[connection] = loop.call_later(FIRST_REQUEST_WITHIN, self._judge, connection)
+        self.count.set(len(self._open))
         if len(self._open) > self._most:
             # Somebody opens connections without using them. The newest may be the kubelet's, and the oldest is the
             # likeliest to be nobody's; one with a request under way is ended only if there is no other.
@@ -129,40 +152,82 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         """Takes note of a connection's end."""
-        self._open.pop(connection, None)
+        timer = self._open.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
         self.count.set(len(self._open))
 
     def _judge(self, connection: Connection) -> None:
-        if connection in self._open and connection.idle_since_birth:
+        if connection.idle_since_birth:
             connection.abort()
 
 
 class _Requests(Handler):
-    """grpclib's tasks of one connection, each with a bound on the size of its message."""
+    """grpclib's tasks of one connection, one for each request.
 
-    def __init__(self, methods: Mapping[str, Method], codec: CodecBase, connection: Connection) -> None:
+    Attributes:
+        any_yet: whether there has been a request.
+        releases: of the open ones; what is to be called at their end.
+    """
+
+    def __init__(self, methods: Mapping[str, Method], codec: CodecBase) -> None:
         super().__init__(dict(methods), codec, None, _DispatchServerEvents())
-        self._connection = connection
+        self.any_yet = False
+        self.releases: dict[Stream, Callable[[], None]] = {}
 
     def accept(self, stream: Stream, headers: list[tuple[str, str]], release_stream: Callable[[], None]) -> None:
         assert stream.id is not None
-        stream.buffer = _BoundedBuffer(partial(stream.connection.ack, stream.id))
-        connection = self._connection
-        connection.requests += 1
-        connection.idle_since_birth = False
+        self.any_yet = True
+        self.releases[stream] = release_stream
+        read = [(name, value) for name, value in headers if name in _HEADERS_READ]
+        if not _HEADERS_NEEDED.issubset(name for name, _ in read):
+            self._release(stream)
+            return
+        stream.buffer = _Request(partial(stream.connection.ack, stream.id))
+        super().accept(stream, read, partial(self._release, stream))
 
-        def release() -> None:
-            connection.requests -= 1
-            release_stream()
+    def cancel(self, stream: Stream) -> None:
+        super().cancel(stream)
+        # A task that is cancelled before its first step never gets to its own clean-up.
+        self._release(stream)
 
-        super().accept(stream, headers, release)
+    def _release(self, stream: Stream) -> None:
+        release = self.releases.pop(stream, None)
+        if release is None:
+            return
+        release()
+        if stream.closable:
+            # It was not answered, or while it was still being sent (RFC 9113, 8.1).
+            stream.reset_nowait()
 
 
-class _BoundedBuffer(Buffer):
+class _Request(Buffer):
+    """The bytes of a request: a prefix and one message. What is wrong with them is the caller's fault, not ours."""
+
+    def __init__(self, acknowledge: Callable[[int], None]) -> None:
+        super().__init__(acknowledge)
+        self._prefix_read = False
+
+    def add(self, data: bytes, ack_size: int) -> None:
+        # An empty frame is no end; grpclib takes it for one.
+        if ack_size:
+            super().add(data, ack_size)
+
     async def read(self, size: int) -> bytes:
+        """The next bytes; none at the end. grpclib asks for the prefix (a flag and the length), then for the message."""
         if size > LONGEST_REQUEST:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes; at most {LONGEST_REQUEST}")
-        return await super().read(size)
+        try:
+            data = await super().read(size)
+        except AssertionError:
+            # So grpclib calls an end in the middle.
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request ends within its message") from None
+        if not self._prefix_read and data[:1] > b"\0":
+            raise GRPCError(Status.UNIMPLEMENTED, "the request is compressed; no encoding but identity is understood")
+        if self._prefix_read and len(data) < size:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request ends before its message")
+        self._prefix_read = True
+        return data
 
 
 def _ignore(_event: H2Event) -> None:

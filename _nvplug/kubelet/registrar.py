@@ -294,7 +294,10 @@ class _Registrar:
     def stream_ended(self, *, stranger: bool) -> None:
         self._inbox.send_nowait(lambda: StreamEnded(stranger))
 
-    def listed(self, listing: Listing) -> None:
+    def listed(self, listing: Listing, *, stranger: bool) -> None:
+        if stranger and self._state.streams:
+            # A monitor, which may call as often as it likes.
+            return
         self._sent = listing.resource
         devices = listing.resource.devices
         self._publish(DevicesListed(self._name, len(devices), sum(device.healthy for device in devices)))

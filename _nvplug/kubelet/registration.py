@@ -16,9 +16,10 @@ to, its end. What is between them obeys these rules:
    What is bound after a kubelet answered is not wiped by it; what is bound before may be.
 
 3. *An endpoint*, that is a socket that was bound and named in a Register, *is served until it is retired*: until its
-   stream ended, its file vanished, or the kubelet was replaced. A Register without an answer is repeated with the same
-   name. Up to 1.36 a kubelet knows clients by the resource's name: a Register that fails late (the kubelet's dial of a
-   vanished socket takes 10 s to fail) deletes the client that a newer Register had made.
+   stream ended, its file vanished, or the kubelet was replaced. A kubelet that is frozen is waited for, however long (the
+   caller sees to that). Only when a kubelet that is awake leaves a Register without an answer, or its connection breaks, is
+   it repeated, and with the same name. Up to 1.36 a kubelet knows clients by the resource's name: a Register that fails
+   late (the kubelet's dial of a vanished socket takes 10 s to fail) deletes the client that a newer Register had made.
 
 4. *Two endpoints never overlap.* Retiring ends the stream, the connections, the listener and the file, in this order,
    and only then is a kubelet dialled for the next one. Up to 1.36 the end of the older stream would otherwise
@@ -26,14 +27,15 @@ to, its end. What is between them obeys these rules:
 
 5. *Never give up, never spin.* Every phase has an event or a time that leads out of it.
 
-A retired endpoint may leave a Register behind that is still unanswered, if its file vanished under it. Rule 3's late
-failure would then befall our next stream, and unseen: the kubelet forgets the client but leaves the stream open. So for
-as long as that can happen the machine remembers it, and afterwards registers once more.
+A retired endpoint may leave a Register behind that is still unanswered, if its file vanished under it, say. Rule 3's
+late failure would then befall our next stream, and unseen: the kubelet forgets the client but leaves the stream open.
+So the machine remembers that, and registers once more when the next stream has lived so long that the failure must have
+come. The time counts from that stream, not from the loss: a kubelet that was frozen begins its dial when it continues.
 
-Some callers of ListAndWatch are not the kubelet: a person with grpcurl, a monitor. The caller's process is compared with
-the listener of kubelet.sock, where the kernel tells both; another process is a *stranger*. A stranger's stream counts
-only when the kubelet accepted the Register and nobody else came (a kubelet whose parts are several processes), and its
-end means nothing while the kubelet's own stream lives.
+Some callers of ListAndWatch are not the kubelet: a person with grpcurl, a monitor. The caller's process is compared
+with the listener of kubelet.sock, where the kernel tells both; another process is a *stranger*. A stranger's stream
+counts only when the kubelet accepted the Register and nobody else came (a kubelet whose parts are several processes),
+and its end means nothing while the kubelet's own stream lives.
 """
 
 from __future__ import annotations
@@ -67,27 +69,31 @@ __all__ = [
 # listen() refuses, for a moment.
 DIAL_INTERVAL = 0.1
 
-# Seconds to wait after a stream that ended early, before the first attempt to get another.
+# Seconds to wait after a stream or a socket that was lost early, before the first attempt to get another.
 SHORT_STREAM_DELAY = 0.1
 
-# Seconds to wait after a kubelet refused a Register or left it unanswered ...
+# Seconds from a Register that was refused or left unanswered to the next. They count from its call, not from its
+# failure: a kubelet that was stuck may recover in a pause that we make, and would find nobody waiting.
 RETRY_DELAY = 0.2
 
-# ... for this long. After that the delay doubles with every attempt, up to the second figure.
+# Seconds of trouble after which these delays double with every attempt, up to the second figure.
 PATIENCE = 10.0
 RETRY_DELAY_MAX = 5.0
 
-# A kubelet that rejects our version or the resource's name does so for ever. It is asked again all the same: it may have
-# been upgraded in a way that we cannot see.
+# A kubelet that rejects our version or the resource's name does so for ever. It is asked again all the same: it may
+# have been upgraded in a way that we cannot see.
 REJECTED_DELAY = 60.0
 
 # A kubelet that accepted a Register calls ListAndWatch within milliseconds [measured: 2]. It is asked again after this.
 STREAM_EXPECTED_WITHIN = 5.0
 
-# A stream that lived this long was no part of the trouble before it.
+# A stream that lived this long was no part of the trouble before it ...
+STREAM_WORKED_AFTER = 1.0
+
+# ... and after this long its end is the first sign of something new: it is answered at once.
 STREAM_PROVEN_AFTER = 10.0
 
-# The kubelet's dial of a vanished socket gives up after 10 s; its log and ours may differ by a moment.
+# The kubelet's dial of a vanished socket gives up after 10 s, and it began before the next stream did.
 LATE_FAILURE_WITHIN = 12.0
 
 
@@ -197,23 +203,27 @@ class Registration:
 
     Attributes:
         phase: see there.
-        due: when to hand in a Due event, if nothing happens before; while RETIRING, when to dial afterwards.
+        due: when to hand in a Due event, if nothing happens before.
+        resume: while RETIRING, when to dial afterwards.
         streams: how many streams of the kubelet's are open on the endpoint.
         strangers: how many of other processes.
         opened: when the phase became STREAMING.
-        unanswered: whether a Register of this endpoint has had no reply yet.
-        haunted: until when a Register of an earlier endpoint may still fail in the kubelet and take our client along.
+        tried: when Register was last called.
+        unanswered: how many Registers of this endpoint have had no reply.
+        haunted: whether a Register of an earlier endpoint may still fail in the kubelet and take our client along.
         troubled: since when attempts have been failing; None while all is well.
         delay: the last delay that was chosen because of it.
     """
 
     phase: Phase = Phase.WAITING
     due: float = 0.0
+    resume: float = 0.0
     streams: int = 0
     strangers: int = 0
     opened: float = 0.0
-    unanswered: bool = False
-    haunted: float = -math.inf
+    tried: float = 0.0
+    unanswered: int = 0
+    haunted: bool = False
     troubled: float | None = None
     delay: float = 0.0
 
@@ -266,35 +276,37 @@ def _wait_for_kubelet(state: Registration, _event: Event, moment: _Moment) -> Ou
     return replace(state, phase=Phase.WAITING, due=moment.now + DIAL_INTERVAL), ()
 
 
-def _announce(state: Registration, _event: Event, _moment: _Moment) -> Outcome:
-    return replace(state, phase=Phase.REGISTERING, due=math.inf, unanswered=True), (Command.ANNOUNCE,)
+def _announce(state: Registration, _event: Event, moment: _Moment) -> Outcome:
+    return _register(state, moment), (Command.ANNOUNCE,)
 
 
 def _wait_for_directory(state: Registration, _event: Event, moment: _Moment) -> Outcome:
     state = _in_trouble(state, moment, RETRY_DELAY)
-    return replace(state, phase=Phase.WAITING, due=moment.now + state.delay, unanswered=False), ()
+    return replace(state, phase=Phase.WAITING, due=moment.now + state.delay, unanswered=0), ()
+
+
+def _register(state: Registration, moment: _Moment) -> Registration:
+    unanswered = state.unanswered + 1
+    return replace(state, phase=Phase.REGISTERING, due=math.inf, tried=moment.now, unanswered=unanswered)
 
 
 # --- from an endpoint to a stream
 
 
-def _expect(state: Registration, _event: Event, moment: _Moment) -> Outcome:
-    state = replace(state, unanswered=False)
+def _expect(state: Registration, event: Event, moment: _Moment) -> Outcome:
+    state, _ = _answered(state, event, moment)
     if state.streams or state.strangers:
         return _stream(state, moment)
     return replace(state, phase=Phase.EXPECTING, due=moment.now + STREAM_EXPECTED_WITHIN), ()
 
 
 def _hold(state: Registration, event: Event, moment: _Moment) -> Outcome:
-    refused = isinstance(event, Refused)
     state = _in_trouble(state, moment, RETRY_DELAY)
-    delay = REJECTED_DELAY if isinstance(event, Refused) and event.final else state.delay
-    return replace(
-        state,
-        phase=Phase.HOLDING,
-        due=moment.now + delay,
-        unanswered=state.unanswered and not refused,
-    ), ()
+    due = max(moment.now, state.tried + state.delay)
+    if isinstance(event, Refused):
+        state, _ = _answered(state, event, moment)
+        due = moment.now + REJECTED_DELAY if event.final else due
+    return replace(state, phase=Phase.HOLDING, due=due), ()
 
 
 def _redial(state: Registration, _event: Event, _moment: _Moment) -> Outcome:
@@ -305,8 +317,13 @@ def _hold_for_kubelet(state: Registration, _event: Event, moment: _Moment) -> Ou
     return replace(state, phase=Phase.HOLDING, due=moment.now + DIAL_INTERVAL), ()
 
 
-def _repeat(state: Registration, _event: Event, _moment: _Moment) -> Outcome:
-    return replace(state, phase=Phase.REGISTERING, due=math.inf, unanswered=True), (Command.REPEAT,)
+def _repeat(state: Registration, _event: Event, moment: _Moment) -> Outcome:
+    return _register(state, moment), (Command.REPEAT,)
+
+
+def _answered(state: Registration, _event: Event, _moment: _Moment) -> Outcome:
+    # One that had no reply in time is never answered: what became of it stays unknown.
+    return replace(state, unanswered=state.unanswered - 1), ()
 
 
 # --- streams
@@ -323,55 +340,64 @@ def _opened(state: Registration, event: Event, moment: _Moment) -> Outcome:
 def _stream(state: Registration, moment: _Moment) -> Outcome:
     if state.phase is Phase.STREAMING:
         return state, ()
-    due = state.haunted if state.haunted > moment.now else math.inf
+    due = moment.now + LATE_FAILURE_WITHIN if state.haunted else math.inf
     return replace(state, phase=Phase.STREAMING, opened=moment.now, due=due), ()
 
 
 def _ended(state: Registration, event: Event, moment: _Moment) -> Outcome:
     assert isinstance(event, StreamEnded)
     if event.stranger:
-        state = replace(state, strangers=state.strangers - 1)
+        state = replace(state, strangers=max(0, state.strangers - 1))
         if state.phase is not Phase.STREAMING or state.streams or state.strangers:
             return state, ()
-    proven = state.phase is Phase.STREAMING and moment.now - state.opened >= STREAM_PROVEN_AFTER
-    if proven:
-        return _retire(_well_again(state), resume=moment.now)
-    state = _in_trouble(state, moment, SHORT_STREAM_DELAY)
-    return _retire(state, resume=moment.now + state.delay)
-
-
-def _answered(state: Registration, _event: Event, _moment: _Moment) -> Outcome:
-    return replace(state, unanswered=False), ()
+    elif not state.streams:
+        return state, ()
+    return _lost(state, event, moment)
 
 
 # --- towards the next endpoint
 
 
 def _kubelet_replaced(state: Registration, _event: Event, moment: _Moment) -> Outcome:
-    # What the old kubelet had in hand died with it, and its refusals say nothing about the new one.
-    return _retire(replace(_well_again(state), unanswered=False, haunted=-math.inf), resume=moment.now)
+    # What the old kubelet had in hand died with it, and its refusals say nothing about the new one. A kubelet that
+    # lives and makes its socket anew does so a second after its listener died, and has nothing in hand either.
+    return _retire(replace(_well_again(state), unanswered=0, haunted=False), moment, resume=moment.now)
 
 
 def _forget_kubelet(state: Registration, _event: Event, moment: _Moment) -> Outcome:
-    return replace(_well_again(state), due=moment.now, haunted=-math.inf, unanswered=False), ()
+    return replace(_well_again(state), due=moment.now, unanswered=0, haunted=False), ()
 
 
-def _socket_lost(state: Registration, _event: Event, moment: _Moment) -> Outcome:
-    if state.unanswered:
-        state = replace(state, haunted=moment.now + LATE_FAILURE_WITHIN)
-    return _retire(state, resume=moment.now)
+def _forget_kubelet_meanwhile(state: Registration, _event: Event, moment: _Moment) -> Outcome:
+    return replace(_well_again(state), resume=moment.now, haunted=False), ()
 
 
-def _exorcise(state: Registration, _event: Event, moment: _Moment) -> Outcome:
-    return _retire(replace(state, haunted=-math.inf), resume=moment.now)
+def _lost(state: Registration, _event: Event, moment: _Moment) -> Outcome:
+    lived = _lived(state, moment)
+    if lived >= STREAM_WORKED_AFTER:
+        state = _well_again(state)
+    if lived >= STREAM_PROVEN_AFTER:
+        return _retire(state, moment, resume=moment.now)
+    state = _in_trouble(state, moment, SHORT_STREAM_DELAY)
+    return _retire(state, moment, resume=moment.now + state.delay)
 
 
-def _retire(state: Registration, *, resume: float) -> Outcome:
-    return replace(state, phase=Phase.RETIRING, due=resume), (Command.RETIRE,)
+def _exorcise(state: Registration, event: Event, moment: _Moment) -> Outcome:
+    return _lost(replace(state, haunted=False), event, moment)
+
+
+def _retire(state: Registration, moment: _Moment, *, resume: float) -> Outcome:
+    left_behind = state.unanswered > 0 and _lived(state, moment) < LATE_FAILURE_WITHIN
+    haunted = state.haunted or left_behind
+    return replace(state, phase=Phase.RETIRING, due=math.inf, resume=resume, haunted=haunted), (Command.RETIRE,)
+
+
+def _lived(state: Registration, moment: _Moment) -> float:
+    return moment.now - state.opened if state.phase is Phase.STREAMING else 0.0
 
 
 def _retired(state: Registration, event: Event, moment: _Moment) -> Outcome:
-    state = replace(state, phase=Phase.WAITING, streams=0, strangers=0, unanswered=False)
+    state = replace(state, phase=Phase.WAITING, due=state.resume, streams=0, strangers=0, unanswered=0)
     return _dial(state, event, moment) if state.due <= moment.now else (state, ())
 
 
@@ -394,7 +420,7 @@ _SERVED: Mapping[type[Event], _Transition] = {
     StreamOpened: _opened,
     StreamEnded: _ended,
     KubeletReplaced: _kubelet_replaced,
-    SocketLost: _socket_lost,
+    SocketLost: _lost,
 }
 """What holds wherever an endpoint is served."""
 
@@ -412,5 +438,5 @@ _TABLE: Mapping[Phase, Mapping[type[Event], _Transition]] = {
     Phase.STREAMING: {**_SERVED, Accepted: _answered, Refused: _answered, Due: _exorcise},
     Phase.HOLDING: {**_SERVED, Due: _redial},
     Phase.REDIALLING: {**_SERVED, Connected: _repeat, DialFailed: _hold_for_kubelet},
-    Phase.RETIRING: {Retired: _retired, KubeletReplaced: _forget_kubelet},
+    Phase.RETIRING: {Retired: _retired, KubeletReplaced: _forget_kubelet_meanwhile},
 }

@@ -24,6 +24,8 @@ from _nvplug.errors import UnknownDeviceError, UnusableDeviceError
 from _nvplug.kubelet.api.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
+    ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest,
     ContainerPreferredAllocationResponse,
     DevicePluginOptions,
     Empty,
@@ -47,6 +49,9 @@ KUBELET_CLOSES_WITHIN = 0.05
 # Seconds that connections have to close after we closed them. Then they are aborted.
 CLOSED_WITHIN = 0.2
 
+# Seconds for a request to arrive in full. The kubelet sends it in one piece.
+REQUEST_WITHIN = 10.0
+
 BACKLOG = 128
 
 
@@ -67,7 +72,7 @@ class Owner(Protocol):
     def stream_ended(self, *, stranger: bool) -> None:
         """That stream is no more, and not because the endpoint was retired."""
 
-    def listed(self, listing: Listing) -> None:
+    def listed(self, listing: Listing, *, stranger: bool) -> None:
         """A list was sent."""
 
     def allocate(self, ids: Sequence[str]) -> ContainerEdits:
@@ -177,7 +182,7 @@ class Endpoint:
         }
 
     async def _watch(self, connection: Connection, stream: Stream[Empty, Listing]) -> None:
-        await stream.recv_message()
+        await _received(stream)
         connection.watching = True
         stranger = 0 not in {connection.pid, self.kubelet} and connection.pid != self.kubelet
         opened = False
@@ -185,7 +190,7 @@ class Endpoint:
             while (listing := self.listing.value) is not None:
                 version = self.listing.version
                 await stream.send_message(listing)
-                self._owner.listed(listing)
+                self._owner.listed(listing, stranger=stranger)
                 if not opened and self.listing.value is not None:
                     opened = True
                     self._owner.stream_opened(stranger=stranger)
@@ -195,16 +200,17 @@ class Endpoint:
                 self._owner.stream_ended(stranger=stranger)
 
     def _allocate(self, request: AllocateRequest) -> AllocateResponse:
-        asked = [_well_formed(each).devices_ids for each in request.container_requests]
-        return AllocateResponse(
-            container_responses=[container_response(self._owner.allocate(_well_formed_ids(ids))) for ids in asked]
-        )
+        asked = [
+            _well_formed(each.devices_ids, str)
+            for each in _well_formed(request.container_requests, ContainerAllocateRequest)
+        ]
+        return AllocateResponse(container_responses=[container_response(self._owner.allocate(ids)) for ids in asked])
 
     def _preferred(self, request: PreferredAllocationRequest) -> PreferredAllocationResponse:
         responses = []
-        for each in map(_well_formed, request.container_requests):
-            available = _well_formed_ids(each.available_deviceIDs)
-            required = _well_formed_ids(each.must_include_deviceIDs)
+        for each in _well_formed(request.container_requests, ContainerPreferredAllocationRequest):
+            available = _well_formed(each.available_deviceIDs, str)
+            required = _well_formed(each.must_include_deviceIDs, str)
             ids = self._owner.preferred(available, required, each.allocation_size)
             responses.append(ContainerPreferredAllocationResponse(device_i_ds=list(ids)))
         return PreferredAllocationResponse(container_responses=responses)
@@ -228,9 +234,7 @@ def _unary(
     """A method out of a plain function: its errors become the statuses that say whose fault it is."""
 
     async def method(stream: Stream[Any, Any]) -> None:
-        request = await stream.recv_message()
-        if request is None:
-            raise GRPCError(Status.INVALID_ARGUMENT, "the request holds no message")
+        request = await _received(stream)
         try:
             reply = answer(request)
         except UnknownDeviceError as error:
@@ -242,15 +246,22 @@ def _unary(
     return method
 
 
-def _well_formed(part: T | None) -> T:
-    # betterproto2 decodes a field of the wrong wire type as None.
-    if part is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the request is not a message of the device plugin API v1beta1")
-    return part
+async def _received(stream: Stream[Request, Any]) -> Request:
+    try:
+        async with asyncio.timeout(REQUEST_WITHIN):
+            request = await stream.recv_message()
+    except TimeoutError:
+        raise GRPCError(Status.DEADLINE_EXCEEDED, f"no complete request within {REQUEST_WITHIN:.0f} s") from None
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request holds no message")
+    return request
 
 
-def _well_formed_ids(ids: Sequence[str | None]) -> Sequence[str]:
-    return [_well_formed(each) for each in ids]
+def _well_formed(parts: Sequence[T], kind: type[T]) -> Sequence[T]:
+    # betterproto2 decodes a repeated field of the wrong wire type to whatever it finds.
+    if all(isinstance(part, kind) for part in parts):
+        return parts
+    raise GRPCError(Status.INVALID_ARGUMENT, "the request is not a message of the device plugin API v1beta1")
 
 
 class _Codec(CodecBase):

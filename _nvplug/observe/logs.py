@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -26,6 +27,9 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
     ),
     happenings.DriverFound: (logging.INFO, "found GPUs"),
     happenings.DriverTrouble: (logging.WARNING, "the driver cannot be used; trying again"),
+    happenings.EventsLost: (logging.WARNING, "errors of GPUs cannot be heard; trying again"),
+    happenings.EventsRegained: (logging.INFO, "errors of GPUs are heard again"),
+    happenings.GpuEventsMissing: (logging.WARNING, "errors of a GPU cannot be heard; trying again"),
     happenings.GpuLeftOut: (logging.WARNING, "a GPU cannot be read and is not offered"),
     happenings.GpuRestored: (logging.INFO, "a GPU is healthy again"),
     happenings.GpuUnhealthy: (logging.ERROR, "a GPU is unhealthy"),
@@ -50,6 +54,7 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
         logging.WARNING,
         "the kubelet accepted the registration and does not call ListAndWatch; registering again",
     ),
+    happenings.XidUnplaced: (logging.WARNING, "a critical error belongs to no known GPU"),
 }
 
 
@@ -61,8 +66,6 @@ def set_up_logging() -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logger.setLevel(logging.INFO)
-    # What a peer of ours does wrong is told once, by us; grpclib adds a traceback for each request.
-    logging.getLogger("grpclib").setLevel(logging.CRITICAL)
 
 
 def log(happening: Happening) -> None:
@@ -83,4 +86,7 @@ def _written(value: object) -> str:
         # Durations, in seconds.
         return f"{value:.3f}s"
     text = str(value)
-    return f'"{text}"' if not text or any(character in text for character in ' "=') else text
+    if text.isprintable() and not set(text) & set(' "='):
+        return text
+    # One happening is one line, and each of its fields is one, whatever an exception says.
+    return json.dumps(text, ensure_ascii=not text.isprintable())

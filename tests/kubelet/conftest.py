@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kubelet.device_manager import VERSIONS, GoError, build
+from kubelet.build import VERSIONS, GoError, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

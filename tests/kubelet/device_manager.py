@@ -1,17 +1,12 @@
-"""The real kubelet's device manager, built from its own source and driven from tests.
+"""The real kubelet's device manager, driven from tests.
 
-:func:`build` compiles ``kdm``, the Go program of this directory, once per version; :class:`DeviceManager` runs it in
-a directory of its own and speaks to it: one JSON object per line each way.
+:class:`DeviceManager` runs ``kdm``, which :mod:`kubelet.build` has made, in a directory of its own and speaks to it:
+one JSON object per line each way.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import re
-import shutil
 import signal
 import subprocess
 from collections import deque
@@ -22,56 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from _nvplug.errors import NvplugError
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
 __all__ = [
-    "VERSIONS",
-    "BuildError",
     "Container",
     "DeviceManager",
     "DeviceNode",
     "EndedError",
-    "GoError",
     "Hint",
     "Mount",
     "NotReachedError",
     "Reached",
     "RefusedError",
     "Status",
-    "build",
     "running",
 ]
 
-_SOURCE = Path(__file__).parent
-_CACHE = _SOURCE.parent.parent / "build" / "kubelet"
-
-# What each version is built from: its go.mod and build tags. go.mod itself belongs to the newest, so that a plain
-# `go build` works, too.
-_RECIPES = {
-    "v1.36.3": ("v1.36.mod", "kubelet_1_36"),
-    "v1.37.2": ("go.mod", ""),
-}
-
-VERSIONS = tuple(_RECIPES)
-"""The kubelets that can be had, oldest first.
-
-Up to 1.36 a kubelet knows plugins by the name of their resource, from 1.37 on by the path of their socket.
-"""
-
-_BUILD_LIMIT = 3600.0
 _ANSWER_LIMIT = 30.0
 _END_LIMIT = 10.0
-
-
-class GoError(NvplugError):
-    """No Go that can build the kubelet's code is on PATH."""
-
-
-class BuildError(NvplugError):
-    """The go command failed."""
 
 
 class RefusedError(Exception):
@@ -155,93 +119,6 @@ class Hint:
 
     nodes: tuple[int, ...]
     preferred: bool
-
-
-def build(version: str) -> Path:
-    """Returns the program for one of VERSIONS, compiled if it has not been yet: minutes the first time.
-
-    Waits for another process that is building.
-
-    Raises:
-        GoError: there is no Go, or it is older than go.mod asks for.
-        BuildError: the go command failed; the message is what it wrote.
-    """
-    modfile, tags = _RECIPES[version]
-    go = _find_go(_SOURCE / modfile)
-    program = _CACHE / f"kdm-{version}-{_digest(modfile, tags)}"
-    if program.exists():
-        return program
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if program.exists():
-            return program
-        # Renamed into place, so that a build that was cut short leaves nothing that looks finished.
-        unfinished = program.with_suffix(".unfinished")
-        command = [
-            go,
-            "build",
-            f"-modfile={modfile}",
-            f"-tags={tags}",
-            "-mod=readonly",
-            "-trimpath",
-            "-buildvcs=false",
-        ]
-        result = subprocess.run(
-            [*command, "-ldflags=-s -w", "-o", unfinished, "."],
-            cwd=_SOURCE,
-            env={**os.environ, "CGO_ENABLED": "0"},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_BUILD_LIMIT,
-            check=False,
-            text=True,
-        )
-        if result.returncode != 0:
-            raise BuildError(
-                f"{' '.join(command)} in {_SOURCE} failed:\n{result.stderr}",
-                remedy="see what the go command wrote: it needs a Go module proxy once, and 3 GB of disk",
-            )
-        unfinished.rename(program)
-        for older in _CACHE.glob(f"kdm-{version}-*"):
-            if older != program:
-                older.unlink()
-    return program
-
-
-def _digest(modfile: str, tags: str) -> str:
-    """Names what the program is made of."""
-    names = [*sorted(p.name for p in _SOURCE.iterdir() if p.suffix in {".go", ".s"}), modfile]
-    names.append(str(Path(modfile).with_suffix(".sum")))
-    digest = hashlib.sha256(tags.encode())
-    for name in names:
-        content = (_SOURCE / name).read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:16]
-
-
-def _find_go(gomod: Path) -> str:
-    needed = re.search(r"^go (\S+)$", gomod.read_text(), re.MULTILINE)
-    if needed is None:
-        raise BuildError(f"{gomod} has no go directive", remedy="restore it from git")
-    remedy = f"put the bin directory of Go {needed[1]} or newer first on PATH"
-    go = shutil.which("go")
-    if go is None:
-        raise GoError("the go command is not on PATH", remedy=remedy)
-    # Asked outside the module: inside it an older go would fail, or fetch a newer one.
-    answer = subprocess.run(
-        [go, "env", "GOVERSION"], cwd="/", capture_output=True, text=True, timeout=_ANSWER_LIMIT, check=False
-    )
-    found = re.match(r"go(\d+(?:\.\d+)*)", answer.stdout)
-    if found is None:
-        raise GoError(f"{go} does not tell its version: {answer.stdout}{answer.stderr}", remedy=remedy)
-    if _numbers(found[1]) < _numbers(needed[1]):
-        raise GoError(f"{go} is Go {found[1]}, and {gomod.name} asks for {needed[1]} or newer", remedy=remedy)
-    return go
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in version.split("."))
 
 
 class DeviceManager:
@@ -350,7 +227,8 @@ class DeviceManager:
         stat = Path(f"/proc/{self.pid}/stat")
         with trio.move_on_after(within):
             # The state follows the name, which is in parentheses.
-            while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            # Neither does /proc wait, nor does it tell when something happens.
+            while stat.read_text().rpartition(")")[2].split()[0] != "T":  # noqa: ASYNC110, ASYNC240
                 await trio.sleep(0.001)
             return
         raise NotReachedError(f"the kubelet did not freeze within {within} s. Its log:\n{self.log()}")

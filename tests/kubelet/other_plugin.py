@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-
 from peer.contract import PLUGIN, REGISTRATION, message
 
 if TYPE_CHECKING:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 import trio
+from peer.program import ROOT, Program, program
 
 from _nvplug.drivers.machines import find_machine
 from kubelet import other_plugin
 from kubelet.device_manager import DeviceNode, Hint, RefusedError, running
-from peer.program import ROOT, Program, program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from kubelet.device_manager import DeviceManager
 
@@ -37,15 +38,11 @@ BACK: Final = 2.5
 """Seconds within which nvplug must be back; the aim is a tenth of it."""
 
 
-def nvplug(kubelet: DeviceManager, gpus: str | Path = "8xH100", *arguments: str) -> AbstractAsyncProgram:
+def nvplug(
+    kubelet: DeviceManager, gpus: str | Path = "8xH100", *arguments: str
+) -> AbstractAsyncContextManager[Program]:
     """``nvplug run`` with GPUs on paper."""
     return program(kubelet.socket, "--device-discovery-strategy", f"simulated:{gpus}", *arguments)
-
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    AbstractAsyncProgram = AbstractAsyncContextManager[Program]
 
 
 @asynccontextmanager
@@ -258,7 +255,7 @@ async def test_our_socket_is_deleted(kdm: Path, directory: Path) -> None:
         (lost,) = sockets(kubelet)
         lost.unlink()
         with trio.fail_after(BACK):
-            while await kubelet.registrations(GPU) < 2:
+            while await kubelet.registrations(GPU) < 2:  # noqa: ASYNC110  # it happens in another process
                 await trio.sleep(0.01)
         await kubelet.await_allocatable(GPU, 8)
 
@@ -386,7 +383,7 @@ async def test_two_resources_at_once(kdm: Path, directory: Path) -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 async def test_migration_from_another_plugin(kdm: Path, directory: Path, *, beside: bool) -> None:
-    """nvplug takes over the resource and the device ids of another plugin, after its end or while it still runs.
+    """The resource and the device ids of another plugin pass to nvplug, after its end or while it still runs.
 
     Pods of the other plugin keep what they have.
     """

@@ -269,6 +269,9 @@ class Client:
         self.channel = channel
         # No deadline of its own: a plugin that never answers keeps Register pending, up to 1.34 for ever.
         remaining = context.time_remaining() if context is not None else None
+        # grpcio writes "no deadline" as a number of seconds that it does not take back.
+        if remaining is not None and remaining > 1e9:
+            remaining = None
         try:
             self.options = unary(channel, "GetDevicePluginOptions", "Empty", "DevicePluginOptions")(
                 message("Empty")(), timeout=remaining

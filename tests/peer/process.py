@@ -215,12 +215,16 @@ class _Kubelet:
         return self._front
 
     def _wipe(self, path: Path) -> None:
-        mode = path.lstat().st_mode
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            # Its owner was quicker.
+            return
         if stat.S_ISDIR(mode) or path.name == _CHECKPOINT:
             return
         # Up to 1.32 whatever is a file goes, later only sockets.
         if self._minor <= 32 or stat.S_ISSOCK(mode):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def _connected(self) -> None:
         self._emit({"event": "connection", "at": time.monotonic()})

@@ -1,0 +1,1 @@
+"""How long everything takes: ``make bench``, or ``python -m tests.bench`` from the checkout."""

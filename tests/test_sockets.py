@@ -1,0 +1,319 @@
+"""The poller, its doorbell, and what earlier lives have left, in this process and on a real file system."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _nvplug.errors import DirectoryDeadError
+from _nvplug.happenings import Happening, LivingSocketsFound, StaleSocketRemoved
+from _nvplug.kubelet.doorbell import Doorbell
+from _nvplug.kubelet.sockets import QUIET, Change, Identity, Poller, change, clear_leftovers, identify
+
+identities = st.none() | st.builds(
+    Identity, device=st.integers(1, 2), inode=st.integers(1, 2), changed_ns=st.integers(1, 2)
+)
+
+
+@given(identities, identities)
+def test_a_change_is_what_differs(before: Identity | None, after: Identity | None) -> None:
+    """Equal identities are no change; otherwise it appeared, vanished or was replaced, whatever part of it differs."""
+    found = change(before, after)
+
+    assert (found is None) == (before == after)
+    assert (found is Change.APPEARED) == (before is None and after is not None)
+    assert (found is Change.VANISHED) == (before is not None and after is None)
+    assert (found is Change.REPLACED) == (None not in {before, after} and before != after)
+
+
+@given(st.lists(identities, min_size=1))
+def test_changes_tell_what_is_there(looks: list[Identity | None]) -> None:
+    """Who starts from what was there and follows the changes always knows whether a file is there."""
+    there = looks[0] is not None
+    for before, after in zip(looks, looks[1:], strict=False):
+        found = change(before, after)
+        there = there if found is None else found is not Change.VANISHED
+
+        assert there == (after is not None)
+
+
+def bind(path: Path) -> None:
+    """Makes a socket file."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def test_a_socket_that_is_made_again_is_another(place: Path) -> None:
+    """Every time, although a disk gives it the same inode number."""
+    place.mkdir()
+    seen = []
+    for _ in range(50):
+        bind(place / "s")
+        seen.append(identify(place / "s"))
+        (place / "s").unlink()
+        # Time stamps of files are as coarse as a tick of the kernel, up to 10 ms; no kubelet starts faster.
+        time.sleep(0.011)
+
+    assert None not in seen
+    assert len(set(seen)) == 50
+    assert identify(place / "s") is None
+
+
+def poller_of(directory: Path, *, settled: bool = True) -> Poller:
+    """A poller that nobody reads the happenings of."""
+    return Poller(directory, lambda: settled, lambda _happening: None)
+
+
+async def never_rings(_self: Doorbell, seconds: float) -> bool:
+    """What a doorbell is that has no inotify instance, a lost event, or a directory that was replaced."""
+    await trio.sleep(seconds)
+    return False
+
+
+def remake(directory: Path) -> None:
+    """The directory is deleted and made again, with another socket in it."""
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+    directory.mkdir()
+    bind(directory / "s")
+
+
+def replace_by_rename(directory: Path) -> None:
+    """A socket takes the place of another in one step."""
+    bind(directory / "new")
+    (directory / "new").rename(directory / "s")
+
+
+STEPS: Mapping[str, tuple[Callable[[Path], object], list[Change]]] = {
+    "appears": (lambda directory: bind(directory / "s"), [Change.APPEARED]),
+    "vanishes": (lambda directory: (directory / "s").unlink(), [Change.VANISHED]),
+    "is replaced": (replace_by_rename, [Change.REPLACED]),
+    "is replaced with its directory": (remake, [Change.REPLACED]),
+    "vanishes with its directory": (lambda directory: directory.rename(directory.with_name("d")), [Change.VANISHED]),
+}
+
+
+@pytest.mark.parametrize("rings", [True, False])
+@pytest.mark.parametrize("name", STEPS)
+async def test_the_poller_tells_of_every_step(
+    place: Path, name: str, rings: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and within its interval, whether or not the doorbell works; and nothing when nothing happens."""
+    if not rings:
+        monkeypatch.setattr(Doorbell, "rings_within", never_rings)
+    step, expected = STEPS[name]
+    place.mkdir()
+    if expected != [Change.APPEARED]:
+        bind(place / "s")
+        time.sleep(0.011)
+    poller, changes = poller_of(place), list[Change]()
+    poller.watch(place / "s", changes.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        # Two looks, at which nothing has happened.
+        await trio.sleep(2.2 * QUIET if not rings else 0.05)
+
+        assert not changes
+        step(place)
+        with trio.fail_after(10 * QUIET):
+            while not changes:
+                await trio.sleep(0.01)
+        await trio.sleep(0.05)
+
+        assert changes == expected
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_watch_ends_when_it_is_told_to(disk: Path) -> None:
+    """After that no change is told, and other watches go on."""
+    disk.mkdir()
+    poller, one, other = poller_of(disk), list[Change](), list[Change]()
+    unwatch = poller.watch(disk / "s", one.append)
+    poller.watch(disk / "s", other.append)
+    unwatch()
+    bind(disk / "s")
+    poller.look()
+
+    assert (one, other) == ([], [Change.APPEARED])
+
+
+async def test_a_look_survives_watches_that_end_meanwhile(disk: Path) -> None:
+    """Whoever hears of a change may end any watch, also one that this look has still to come to."""
+    disk.mkdir()
+    poller, heard = poller_of(disk), list[str]()
+    unwatch: list[Callable[[], None]] = []
+    unwatch.append(poller.watch(disk / "s", lambda _change: (heard.append("first"), unwatch[1]())))
+    unwatch.append(poller.watch(disk / "s", lambda _change: heard.append("second")))
+    bind(disk / "s")
+    poller.look()
+
+    assert heard == ["first"]
+
+
+@pytest.mark.parametrize(("settled", "least", "most"), [(True, 15, 22), (False, 95, 101)])
+async def test_the_poller_looks_often_only_where_somebody_waits(
+    disk: Path,
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001  # pytest-trio takes the clock from it
+    monkeypatch: pytest.MonkeyPatch,
+    settled: bool,
+    least: int,
+    most: int,
+) -> None:
+    """In ten seconds, by a clock that jumps."""
+    monkeypatch.setattr(Doorbell, "rings_within", never_rings)
+    disk.mkdir()
+    poller, looks = poller_of(disk, settled=settled), 0
+    look = poller.look
+
+    def count() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+
+    monkeypatch.setattr(poller, "look", count)
+    with trio.move_on_after(10):
+        await poller.run()
+
+    assert least <= looks <= most
+
+
+async def test_a_poller_at_rest_takes_no_time(disk: Path) -> None:
+    """Less than 10 ms of CPU in a second: ten times what it may take."""
+    disk.mkdir()
+    bind(disk / "s")
+    poller = poller_of(disk)
+    for name in ("s", "t"):
+        poller.watch(disk / name, lambda _change: None)
+    before = time.thread_time()
+    with trio.move_on_after(2):
+        await poller.run()
+
+    assert time.thread_time() - before < 0.02
+
+
+async def test_a_directory_that_is_dead_ends_the_poller(
+    disk: Path,
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001  # pytest-trio takes the clock from it
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 30 s of a directory that is deleted and still seen, and not a moment earlier; it is told of once at once."""
+    monkeypatch.setattr(Doorbell, "rings_within", never_rings)
+    disk.mkdir()
+    # A path to a directory that is deleted, without a mount: through a descriptor of it.
+    descriptor = os.open(disk, os.O_RDONLY)
+    happenings: list[Happening] = []
+    poller = Poller(Path(f"/proc/self/fd/{descriptor}"), lambda: True, happenings.append)
+    started = trio.current_time()
+    try:
+        with trio.move_on_after(60):
+            await poller.run()
+
+        assert not happenings
+        disk.rmdir()
+        started = trio.current_time()
+        with pytest.raises(DirectoryDeadError) as caught:
+            await poller.run()
+
+        assert caught.value.exit_code == 4
+        assert len(happenings) == 1
+        assert 30 <= trio.current_time() - started < 31
+    finally:
+        os.close(descriptor)
+
+
+RINGS: Mapping[str, Callable[[Path], object]] = {
+    "made": lambda directory: bind(directory / "t"),
+    "removed": lambda directory: (directory / "s").unlink(),
+    "renamed": lambda directory: (directory / "s").rename(directory / "t"),
+    "moved away": lambda directory: (directory / "s").rename(directory.with_name("t")),
+}
+
+
+@pytest.mark.parametrize("name", RINGS)
+async def test_the_doorbell_rings(place: Path, name: str) -> None:
+    """When a file is made, removed or renamed; and it has then rung."""
+    place.mkdir()
+    bind(place / "s")
+    doorbell = Doorbell()
+    try:
+        doorbell.attach(place)
+
+        assert not await doorbell.rings_within(0)
+        RINGS[name](place)
+        assert await doorbell.rings_within(10)
+        assert not await doorbell.rings_within(0)
+    finally:
+        doorbell.close()
+
+
+async def test_a_doorbell_may_be_dumb(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user has no inotify instances left, or there is no directory, it does not ring, and that is all."""
+    doorbells = []
+    with_limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    limit = int(with_limit.read_text()) if with_limit.exists() else 0
+    if not 0 < limit <= 4096:
+        monkeypatch.setattr("_nvplug.kubelet.doorbell.os.O_CLOEXEC", -1)
+        limit = 0
+    try:
+        for _ in range(limit + 1):
+            doorbells.append(Doorbell())
+            doorbells[-1].attach(disk)
+
+        assert not await doorbells[-1].rings_within(0.01)
+    finally:
+        for doorbell in doorbells:
+            doorbell.close()
+
+
+def clear(directory: Path) -> list[Happening]:
+    """Clears the leftovers of a directory, as the program does, and returns what was told."""
+    told: list[Happening] = []
+    clear_leftovers(directory, "nvplug-*.sock", ("other-*.sock",), told.append)
+    return told
+
+
+def test_leftovers_are_removed_once(disk: Path) -> None:
+    """Dead sockets of ours go; the second time there is nothing to tell."""
+    disk.mkdir()
+    for name in ("nvplug-1.sock", "nvplug-2.sock", "other-1.sock", "third.sock"):
+        bind(disk / name)
+
+    assert clear(disk) == [StaleSocketRemoved("nvplug-1.sock"), StaleSocketRemoved("nvplug-2.sock")]
+    assert clear(disk) == []
+    assert {path.name for path in disk.iterdir()} == {"other-1.sock", "third.sock"}
+
+
+def test_a_full_queue_is_a_sign_of_life(disk: Path) -> None:
+    """A plugin that does not accept at the moment is not removed."""
+    disk.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(disk / "nvplug-1.sock"))
+        bound.listen(0)
+        waiting = []
+        try:
+            for _ in range(3):
+                waiting.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                waiting[-1].connect_ex(str(disk / "nvplug-1.sock"))
+
+            assert clear(disk) == [LivingSocketsFound(str(disk), "nvplug-1.sock")]
+        finally:
+            for each in waiting:
+                each.close()
+
+
+def test_a_directory_that_is_not_there_has_no_leftovers(disk: Path) -> None:
+    """And is not made."""
+    assert clear(disk) == []
+    assert not disk.exists()
+
+
