@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Fault", "Gpu", "GpuEvent", "Hardware", "LeftOut", "Link", "PciPath", "Restored", "Xid"]
+__all__ = ["Fault", "Gpu", "GpuEvent", "Hardware", "LeftOut", "Link", "MigDevice", "PciPath", "Restored", "Xid"]
 
 
 class PciPath(enum.IntEnum):
@@ -36,6 +36,32 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A part of a GPU: one compute instance in one GPU instance.
+
+    Attributes:
+        index: j of ``i:j``, NVML's number within its GPU.
+        uuid: ``MIG-`` and a UUID: the device id that the kubelet sees.
+        gpu_instance, compute_instance: ids within the GPU, and within the GPU instance.
+        gpu_instance_profile: NVML_GPU_INSTANCE_PROFILE_…, which tells +me, -me and gfx apart.
+        gpu_slices, compute_slices: of the GPU instance, and of the compute instance.
+        memory: MiB, as NVML's device attributes say.
+        gpu_instance_minor, compute_instance_minor: N of /dev/nvidia-caps/nvidia-capN; None if unknown.
+    """
+
+    index: int
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    gpu_instance_profile: int
+    gpu_slices: int
+    compute_slices: int
+    memory: int
+    gpu_instance_minor: int | None = None
+    compute_instance_minor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU.
 
@@ -47,6 +73,8 @@ class Gpu:
         minor: N of /dev/nvidiaN; None where the driver does not say (WSL2).
         numa: the NUMA node of its PCI slot; None where there is none, sysfs's -1 included.
         memory: bytes in all, 0 if unknown.
+        mig_enabled: whether it is cut into MIG devices, of which there may be none yet.
+        mig_devices: in index order.
     """
 
     index: int
@@ -56,6 +84,8 @@ class Gpu:
     minor: int | None
     numa: int | None
     memory: int
+    mig_enabled: bool = False
+    mig_devices: tuple[MigDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
