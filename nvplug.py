@@ -31,6 +31,7 @@ nvplug offers the NVIDIA GPUs of this node to its kubelet.
   nvplug [run] [FLAGS]    serve until SIGTERM or SIGINT
   nvplug devices [FLAGS]  show the GPUs that would be offered
   nvplug demo             play the main job through, with simulated GPUs and a small kubelet
+  nvplug --version        show which nvplug this is
 
 Flags, each with its variables and its default:
 
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if {"-h", "-help", "--help"}.intersection(words):
             name = "help"
+        elif {"-version", "--version"}.intersection(words):
+            name = "version"
         return COMMANDS[name](words)
     except* NvplugError as group:
         error = first(group)
@@ -109,6 +112,8 @@ async def wait_for_signal(scope: trio.CancelScope, *, task_status: trio.TaskStat
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         task_status.started()
         async for _ in signals:
+            # From here on they wait again: a second one must not cut short what the first one begins.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             scope.cancel()
 
 
@@ -151,6 +156,19 @@ def usage(_arguments: Sequence[str]) -> int:
     return 0
 
 
+def version(_arguments: Sequence[str]) -> int:
+    """``nvplug --version``: of nvplug, of the commit that it was built from, and of what came along."""
+    import platform
+
+    from _nvplug import COMMIT, VERSION
+
+    origin = f"commit {COMMIT}" if COMMIT else "from source"
+    sys.stdout.write(
+        f"nvplug {VERSION} ({origin}; Python {platform.python_version()}, {os.confstr('CS_GNU_LIBC_VERSION')})\n"
+    )
+    return 0
+
+
 def first(group: BaseExceptionGroup[NvplugError]) -> NvplugError:
     """One error of a group: they have one cause."""
     error = group.exceptions[0]
@@ -162,6 +180,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "devices": devices,
     "demo": demo,
     "help": usage,
+    "version": version,
 }
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def place(request: pytest.FixtureRequest) -> Generator[Path]:
 def _place(kind: Literal["disk", "memory"]) -> Generator[Path]:
     # Not tmp_path: with the name of the test in it, a path is too long for a socket.
     for parent in map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run")):
-        if parent.is_dir() and os.access(parent, os.W_OK) and (file_system_of(parent) in IN_MEMORY) == (kind == "memory"):
+        if not os.access(parent, os.W_OK):
+            continue
+        if (file_system_of(parent) in IN_MEMORY) == (kind == "memory"):
             with tempfile.TemporaryDirectory(prefix="nvplug", dir=parent) as directory:
                 yield Path(directory) / "k"
             return

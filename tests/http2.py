@@ -129,7 +129,8 @@ class Http2:
                         return Reply(-1, f"reset with {event.error_code}", b"")
                     case StreamEnded() | StreamReset():
                         status = int(fields.get(b"grpc-status", b"-2"))
-                        return Reply(status, unquote(fields.get(b"grpc-message", b"").decode()), self.received.get(number, b"")[5:])
+                        words = unquote(fields.get(b"grpc-message", b"").decode())
+                        return Reply(status, words, self.received.get(number, b"")[5:])
                     case _:
                         pass
             self._events.clear()

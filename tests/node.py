@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import trio
-
 from peer.kubelet import Kubelet, kubelet_in
 from peer.program import Program, program
 
@@ -96,7 +95,11 @@ async def settles(nvplug: Program, before: Footprint, *, growth: int = 8 << 20, 
     with trio.move_on_after(timeout):
         while True:
             now = Footprint.of(nvplug)
-            if now.descriptors <= allowed.descriptors and now.threads <= allowed.threads and now.memory <= allowed.memory:
+            if (
+                now.descriptors <= allowed.descriptors
+                and now.threads <= allowed.threads
+                and now.memory <= allowed.memory
+            ):
                 return
             await trio.sleep(0.02)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from conftest import Measure
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-
-from conftest import Measure
 
 from _nvplug.kubelet.client import DialError, dial
 from _nvplug.kubelet.loop import open_loop

@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC110, ASYNC240, ASYNC251 - what is waited for has no event, and files are what is tested
 """The poller, its doorbell, and what earlier lives have left, in this process and on a real file system."""
 
 from __future__ import annotations
@@ -6,7 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
@@ -18,6 +21,9 @@ from _nvplug.errors import DirectoryDeadError
 from _nvplug.happenings import Happening, LivingSocketsFound, StaleSocketRemoved
 from _nvplug.kubelet.doorbell import Doorbell
 from _nvplug.kubelet.sockets import QUIET, Change, Identity, Poller, change, clear_leftovers, identify
+
+# Seconds. Time stamps of files are as coarse as a tick of the kernel; no kubelet starts faster.
+TICK: Final = 0.011
 
 identities = st.none() | st.builds(
     Identity, device=st.integers(1, 2), inode=st.integers(1, 2), changed_ns=st.integers(1, 2)
@@ -39,7 +45,7 @@ def test_a_change_is_what_differs(before: Identity | None, after: Identity | Non
 def test_changes_tell_what_is_there(looks: list[Identity | None]) -> None:
     """Who starts from what was there and follows the changes always knows whether a file is there."""
     there = looks[0] is not None
-    for before, after in zip(looks, looks[1:], strict=False):
+    for before, after in pairwise(looks):
         found = change(before, after)
         there = there if found is None else found is not Change.VANISHED
 
@@ -60,8 +66,7 @@ def test_a_socket_that_is_made_again_is_another(place: Path) -> None:
         bind(place / "s")
         seen.append(identify(place / "s"))
         (place / "s").unlink()
-        # Time stamps of files are as coarse as a tick of the kernel, up to 10 ms; no kubelet starts faster.
-        time.sleep(0.011)
+        time.sleep(TICK)
 
     assert None not in seen
     assert len(set(seen)) == 50
@@ -103,35 +108,46 @@ STEPS: Mapping[str, tuple[Callable[[Path], object], list[Change]]] = {
 }
 
 
-@pytest.mark.parametrize("rings", [True, False])
-@pytest.mark.parametrize("name", STEPS)
-async def test_the_poller_tells_of_every_step(
-    place: Path, name: str, rings: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once, and within its interval, whether or not the doorbell works; and nothing when nothing happens."""
-    if not rings:
-        monkeypatch.setattr(Doorbell, "rings_within", never_rings)
+async def tells(directory: Path, name: str, quiet: float) -> None:
+    """Checks that the poller tells of a step once, after ``quiet`` seconds in which it had nothing to tell."""
     step, expected = STEPS[name]
-    place.mkdir()
+    directory.mkdir()
     if expected != [Change.APPEARED]:
-        bind(place / "s")
-        time.sleep(0.011)
-    poller, changes = poller_of(place), list[Change]()
-    poller.watch(place / "s", changes.append)
+        bind(directory / "s")
+        time.sleep(TICK)
+    poller, changes = poller_of(directory), list[Change]()
+    poller.watch(directory / "s", changes.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(poller.run)
-        # Two looks, at which nothing has happened.
-        await trio.sleep(2.2 * QUIET if not rings else 0.05)
+        await trio.sleep(quiet)
 
         assert not changes
-        step(place)
+        step(directory)
         with trio.fail_after(10 * QUIET):
             while not changes:
                 await trio.sleep(0.01)
-        await trio.sleep(0.05)
+        await trio.sleep(quiet)
 
         assert changes == expected
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("name", STEPS)
+async def test_the_poller_tells_of_every_step(place: Path, name: str) -> None:
+    """Once, and of nothing when nothing happens."""
+    await tells(place, name, 0.05)
+
+
+@pytest.mark.parametrize("name", STEPS)
+async def test_the_poller_needs_no_doorbell(
+    place: Path,
+    name: str,
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001  # pytest-trio takes the clock from it
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one it tells the same, by looking."""
+    monkeypatch.setattr(Doorbell, "rings_within", never_rings)
+    await tells(place, name, 3 * QUIET)
 
 
 async def test_a_watch_ends_when_it_is_told_to(disk: Path) -> None:
@@ -152,7 +168,12 @@ async def test_a_look_survives_watches_that_end_meanwhile(disk: Path) -> None:
     disk.mkdir()
     poller, heard = poller_of(disk), list[str]()
     unwatch: list[Callable[[], None]] = []
-    unwatch.append(poller.watch(disk / "s", lambda _change: (heard.append("first"), unwatch[1]())))
+
+    def first(_change: Change) -> None:
+        heard.append("first")
+        unwatch[1]()
+
+    unwatch.append(poller.watch(disk / "s", first))
     unwatch.append(poller.watch(disk / "s", lambda _change: heard.append("second")))
     bind(disk / "s")
     poller.look()
@@ -206,7 +227,7 @@ async def test_a_directory_that_is_dead_ends_the_poller(
     autojump_clock: trio.testing.MockClock,  # noqa: ARG001  # pytest-trio takes the clock from it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After 30 s of a directory that is deleted and still seen, and not a moment earlier; it is told of once at once."""
+    """After 30 s of a directory that is deleted and still seen, and not a moment earlier; it is told at once, once."""
     monkeypatch.setattr(Doorbell, "rings_within", never_rings)
     disk.mkdir()
     # A path to a directory that is deleted, without a mount: through a descriptor of it.
@@ -315,5 +336,3 @@ def test_a_directory_that_is_not_there_has_no_leftovers(disk: Path) -> None:
     """And is not made."""
     assert clear(disk) == []
     assert not disk.exists()
-
-

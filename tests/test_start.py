@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC240 - small files
 """What nvplug does with what it finds in the kubelet's directory when it starts."""
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ async def test_a_path_that_is_too_long_is_an_error_at_once(disk: Path) -> None:
 
 
 async def test_nothing_is_registered_without_a_gpu(disk: Path) -> None:
-    """A node without GPUs gets no ``nvidia.com/gpu: 0``; once there is one, it is registered, and stays so without any."""
+    """A node without GPUs gets no ``nvidia.com/gpu: 0``; with the first one it is registered, and stays so."""
     disk.mkdir()
     description = disk / "gpus.json"
     description.write_text('{"count": 0}')

@@ -131,8 +131,8 @@ class Connection:
     async def register(self, resource: str, socket_name: str) -> Accepted | Refused | Unanswered:
         """Calls Register and returns what came of it.
 
-        A kubelet that is awake has 15 s for it; one that is frozen has all the time that it is frozen. To give up a call
-        that it will take in hand when it continues, and to call again, leaves a client in that kubelet that nobody
+        A kubelet that is awake has 15 s for it; one that is frozen has all the time that it is frozen. To give up a
+        call that it will take in hand when it continues, and to call again, leaves a client in that kubelet that nobody
         removes any more (1.36.3: 5 of 15 times, 1.37.2: 15 of 15 [measured]). A ping, which gRPC's transport answers by
         itself, tells the two apart.
 

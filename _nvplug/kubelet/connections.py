@@ -214,7 +214,7 @@ class _Request(Buffer):
             super().add(data, ack_size)
 
     async def read(self, size: int) -> bytes:
-        """The next bytes; none at the end. grpclib asks for the prefix (a flag and the length), then for the message."""
+        """The next bytes; none at the end. grpclib asks for the prefix (a flag, a length) and then for the message."""
         if size > LONGEST_REQUEST:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes; at most {LONGEST_REQUEST}")
         try:

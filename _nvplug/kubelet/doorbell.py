@@ -19,9 +19,9 @@ _EVENTS = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_S
 class Doorbell:
     """Rings when a file is made, removed or renamed in a directory.
 
-    It is inotify, with everything that makes inotify unfit to rely on: no watch is left when the user's limit is reached
-    or the directory is replaced, and events get lost. So nothing relies on it. What rang is not even read: it only makes
-    somebody look who would have looked anyway, some tenths of a second later.
+    It is inotify, with everything that makes inotify unfit to rely on: no watch is left when the user's limit is
+    reached or the directory is replaced, and events get lost. So nothing relies on it. What rang is not even looked
+    at: it only makes somebody look who would have looked anyway, some tenths of a second later.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ async def open_loop() -> AsyncIterator[None]:
     """Runs an asyncio loop for as long as the context lasts.
 
     trio-asyncio ends its loop on any exception in a callback, and one connection that a file descriptor is missing for,
-    or one odd byte of a peer, is enough for that. asyncio itself has already dropped the connection at fault by the time
-    it tells of the exception, so there is nothing to do but to say so.
+    or one odd byte of a peer, is enough for that. asyncio itself has already dropped the connection at fault by the
+    time it tells of the exception, so there is nothing to do but to say so.
     """
     logging.getLogger("grpclib.server").addFilter(_is_our_fault)
     async with trio_asyncio.open_loop() as loop:
@@ -63,6 +63,6 @@ class _Teller:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Whether grpclib logs an exception of ours; of callers that go away while they are being answered it tells, too."""
+    """Whether grpclib logs an exception of ours; it logs callers, too, that go away while they are being answered."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ProtocolError | StreamTerminatedError | None)

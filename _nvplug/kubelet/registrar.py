@@ -192,7 +192,7 @@ class _Registrar:
         return Connected()
 
     def _announce(self) -> None:
-        # Random, since a pid is 1 in every container, and never used again: kubelets from 1.37 on know clients by socket.
+        # Random, since a pid is 1 in every container; and never used again: kubelets from 1.37 on know clients by it.
         part = self._name.rpartition("/")[2]
         path = self._config.kubelet_socket.with_name(f"nvplug-{part}-{secrets.token_hex(4)}.sock")
         endpoint = Endpoint(path, self._listing, self)
@@ -250,7 +250,7 @@ class _Registrar:
     # --- what happens
 
     def _report(self, scope: trio.CancelScope, current: Callable[[], trio.CancelScope], event: Event) -> None:
-        """Puts the outcome of a call into the inbox; it counts if, when its turn comes, the call is still the current."""
+        """Puts the outcome of a call into the inbox. It counts if the call is still the current one at its turn."""
         self._inbox.send_nowait(lambda: event if scope is current() and not scope.cancel_called else None)
 
     def _kubelet_socket_changed(self, change: Change) -> None:

@@ -16,10 +16,11 @@ to, its end. What is between them obeys these rules:
    What is bound after a kubelet answered is not wiped by it; what is bound before may be.
 
 3. *An endpoint*, that is a socket that was bound and named in a Register, *is served until it is retired*: until its
-   stream ended, its file vanished, or the kubelet was replaced. A kubelet that is frozen is waited for, however long (the
-   caller sees to that). Only when a kubelet that is awake leaves a Register without an answer, or its connection breaks, is
-   it repeated, and with the same name. Up to 1.36 a kubelet knows clients by the resource's name: a Register that fails
-   late (the kubelet's dial of a vanished socket takes 10 s to fail) deletes the client that a newer Register had made.
+   stream ended, its file vanished, or the kubelet was replaced. A kubelet that is frozen is waited for, however long
+   (the caller sees to that). Only when one that is awake leaves a Register without an answer, or its connection breaks,
+   is it repeated, and with the same name. Up to 1.36 a kubelet knows clients by the resource's name: a Register that
+   fails late (the kubelet's dial of a vanished socket takes 10 s to fail) deletes the client that a newer Register had
+   made.
 
 4. *Two endpoints never overlap.* Retiring ends the stream, the connections, the listener and the file, in this order,
    and only then is a kubelet dialled for the next one. Up to 1.36 the end of the older stream would otherwise

@@ -54,6 +54,9 @@ REQUEST_WITHIN = 10.0
 
 BACKLOG = 128
 
+# Seconds to wait for a descriptor where there is none left for another connection.
+ACCEPT_AGAIN_AFTER = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -128,17 +131,29 @@ class Endpoint:
         assert bound is not None
         try:
             with self._accepting:
-                loop = asyncio.get_event_loop()
-                serve = trio_asyncio.aio_as_trio(loop.create_unix_server)
-                server = await serve(self._connections.accept, sock=bound, backlog=BACKLOG)
-                try:
-                    await trio.sleep_forever()
-                finally:
-                    # Not wait_closed(): from Python 3.12 on it waits for the peers.
-                    server.close()
+                while True:
+                    await self._accept(bound)
         finally:
             bound.close()
             self._closed.set()
+
+    async def _accept(self, bound: socket.socket) -> None:
+        # Not asyncio's server. It accepts a whole backlog before the connections that are too many can be ended, and
+        # where no descriptor is left it is deaf for a second, after which it goes on with a socket that may be closed.
+        await trio.lowlevel.wait_readable(bound)
+        loop = asyncio.get_event_loop()
+        try:
+            accepted, _ = bound.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            # Who called has hung up.
+            return
+        except OSError as error:
+            loop.call_exception_handler({"message": "accept", "exception": error})
+            await trio.sleep(ACCEPT_AGAIN_AFTER)
+            return
+        accepted.setblocking(False)
+        with trio.CancelScope(shield=True):
+            await trio_asyncio.aio_as_trio(loop.connect_accepted_socket)(self._connections.accept, accepted)
 
     async def retire(self) -> None:
         """Ends everything, in the order that no kubelet misunderstands; takes a third of a second at most.

@@ -1,9 +1,10 @@
 """What lies in the kubelet's directory: inotify-like events out of lstat, and the sockets of earlier lives.
 
-Why not inotify itself: its watch is on a directory's inode, and dies with it; its queue overflows; its instances run out
-on nodes with many pods. A poller that compares identities by path has none of these troubles. But each look wakes the
-process, which costs more than the look: 0.4 ms of CPU on an idle machine, for three lstat calls of some microseconds
-[measured]. So it looks seldom while all is quiet, and a doorbell, which is inotify and may fail, calls it earlier.
+Why not inotify itself: its watch is on a directory's inode, and dies with it; its queue overflows; its instances run
+out on nodes with many pods. A poller that compares identities by path has none of these troubles. But each look wakes
+the process, which costs more than the look: 0.4 ms of CPU on an idle machine, for three lstat calls of some
+microseconds [measured]. So it looks seldom while all is quiet, and a doorbell, which is inotify and may fail, calls it
+earlier.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from _nvplug.kubelet.doorbell import Doorbell
 
 __all__ = ["Change", "Identity", "Poller", "change", "clear_leftovers", "identify"]
 
-# Seconds between looks while something is wanted or has just changed, and while all is quiet; and the least, in case the
-# doorbell does not stop ringing.
+# Seconds between looks while something is wanted or has just changed, and while all is quiet; and the least, in case
+# the doorbell does not stop ringing.
 BRISK = 0.1
 QUIET = 0.6
 AT_LEAST = 0.01
@@ -76,7 +77,7 @@ def identify(path: Path) -> Identity | None:
     return Identity(found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watch:
     path: Path
     seen: Identity | None
@@ -110,6 +111,9 @@ class Poller:
     def look(self) -> None:
         """Looks at every path once, and tells of the changes before it returns."""
         for watch in tuple(self._watches):
+            # A change that was just told may have ended other watches.
+            if watch not in self._watches:
+                continue
             now = identify(watch.path)
             what = change(watch.seen, now)
             watch.seen = now
@@ -121,8 +125,8 @@ class Poller:
         """Looks for ever.
 
         Raises:
-            DirectoryDeadError: the directory at our path has been deleted, though we still see it: it is a mount of ours
-                (a pod's hostPath) whose source was replaced. No file can be made in it again.
+            DirectoryDeadError: the directory at our path has been deleted, though we still see it: it is a mount of
+                ours (a pod's hostPath) whose source was replaced. No file can be made in it again.
         """
         doorbell = Doorbell()
         try:
@@ -139,7 +143,7 @@ class Poller:
 
     def _look_at_directory(self, doorbell: Doorbell) -> None:
         try:
-            found = os.stat(self._directory)
+            found = self._directory.stat()
         except OSError:
             self._directory_seen, self._dead_since = None, None
             return
