@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["COMMIT", "VERSION"]
 
-VERSION: Final = "0.1.0"
+VERSION = "0.1.0"
 """As in the changelog. pyproject.toml takes it from here."""
 
 COMMIT: Final = ""
