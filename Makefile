@@ -7,14 +7,16 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 VENV    := .venv/$(VERSION)
 BIN     := $(VENV)/bin
 
-.PHONY: help demo test check conformance bench api lock clean
+.PHONY: help demo test e2e check conformance bench binary api lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo         the main job, where there is neither GPU nor kubelet; about 15 s'
 	@echo 'make test         all tests'
+	@echo 'make e2e          a whole kubelet with real pods: needs root, Go and containerd; builds for 10 min the first time'
 	@echo 'make check        format, lint, types, unit tests; under a minute'
 	@echo 'make bench        how long everything takes; PEER="command" measures another plugin beside it'
+	@echo 'make binary       dist/nvplug, one static executable for every Linux with glibc or without'
 	@echo 'make api          _nvplug/kubelet/api/ from proto/'
 	@echo 'make lock         the lock files from pyproject.toml'
 
@@ -22,16 +24,25 @@ demo: $(VENV)/run
 	@$(BIN)/python nvplug.py demo
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not e2e'
+
+# Compiling a kubelet is not a test that hangs.
+e2e: $(VENV)/dev
+	$(BIN)/python -m pytest tests/e2e -o faulthandler_timeout=0
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -m 'not (slow or process or frozen or conformance or e2e)'
 
 bench: $(VENV)/dev
 	@$(BIN)/python -m tests.bench $(if $(PEER),--peer '$(PEER)')
+
+# Hashes seeded and dates left out, so that the same commit gives the same bytes with the same Python, compiler and libc.
+binary: $(VENV)/build
+	@PYTHONHASHSEED=0 COMMIT='$(or $(COMMIT),$(shell git describe --always --dirty 2>/dev/null))' \
+	  $(VENV)-build/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/binary build.spec
 
 api: $(VENV)/dev
 	$(BIN)/python -m tests.generate_api _nvplug/kubelet/api
@@ -48,12 +59,22 @@ $(VENV)/dev: $(VENV)/run requirements-dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dev.lock
 	@touch $@
 
+# An environment of its own, with nothing in it that PyInstaller could pick up by mistake.
+$(VENV)/build: $(VENV)/run requirements-build.lock
+	@$(PYTHON) -c 'import sys; sys.path.insert(0, "."); from freeze import bundle; bundle.check_python()'
+	$(PYTHON) -m venv $(VENV)-build
+	$(VENV)-build/bin/pip install --quiet --disable-pip-version-check --require-hashes \
+	  --requirement requirements.lock --requirement requirements-build.lock
+	@touch $@
+
 lock: $(VENV)/dev
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
 	  --output-file requirements.lock pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
 	  --constraint requirements.lock --group dev --output-file requirements-dev.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
+	  --constraint requirements.lock --group build --output-file requirements-build.lock
 
 clean:
 	rm -rf .venv build dist

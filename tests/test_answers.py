@@ -29,6 +29,8 @@ from _nvplug.health import Health, Verdict
 from _nvplug.placement import preferred
 from _nvplug.resources import GPU_RESOURCE, Device, Offer, Resource, chosen, next_offer
 
+pytestmark = pytest.mark.process
+
 HARDWARE: Final = simulate(find_machine("8xH100")).hardware
 
 # What the kubelet may send: any text that UTF-8 can write.

@@ -45,6 +45,8 @@ def demo(scratch: Path, tree: Path = ROOT, *, pause: float, patience: float = 20
     code = f"""
 import trio
 from _nvplug.commands.demo import run_demo
+
+pytestmark = pytest.mark.process
 raise SystemExit(trio.run(run_demo, {pause}, {patience}))
 """
     process = subprocess.Popen(

@@ -23,6 +23,8 @@ from _nvplug.kubelet.loop import open_loop
 from _nvplug.kubelet.server import Endpoint, Listing
 from _nvplug.resources import Resource
 
+pytestmark = pytest.mark.process
+
 LISTING = Listing(b"\n\x03\n\x01a", Resource("nvidia.com/gpu"))
 
 

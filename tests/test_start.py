@@ -12,6 +12,8 @@ from node import GPUS, MACHINE
 from peer.kubelet import kubelet_in
 from peer.program import program
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def living(path: Path) -> Generator[None]:

@@ -18,6 +18,8 @@ from node import GPUS, MACHINE, node_in
 from peer.kubelet import Kubelet, kubelet_in
 from peer.program import Program, program
 
+pytestmark = pytest.mark.process
+
 Phase = Callable[[Path], AbstractAsyncContextManager[tuple[Kubelet, Program]]]
 
 

@@ -19,6 +19,8 @@ from conftest import Measure
 from http2 import OPTIONS, WATCH, Http2, frame, framed, http2_to
 from node import GPUS, Footprint, Node, node_in, settles
 
+pytestmark = pytest.mark.process
+
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.process
+
 
 class Plugin:
     """Serves a fixed list on a socket, registers when told to, and tries nothing again."""
