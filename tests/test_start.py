@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from node import GPUS, MACHINE
 from peer.kubelet import kubelet_in
 from peer.program import program
