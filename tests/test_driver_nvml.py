@@ -33,6 +33,8 @@ QUICK = Pace(
     events_first=0.02,
     events_last=0.2,
 )
+
+pytestmark = pytest.mark.process
 # Nothing happens twice within a test.
 SLOW = Pace(patience=5, sweep=60)
 

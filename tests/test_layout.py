@@ -15,6 +15,7 @@ ROOMS: Final = (
     "errors",
     "latest",
     "hardware",
+    "mig",
     "happenings",
     "config",
     "supervise",

@@ -1,4 +1,4 @@
-"""Compiles ``kdm``, the Go program of this directory, against one version of the kubelet."""
+"""Compiles the kubelet's code: ``kdm``, the Go program of this directory, for each version, and the kubelet itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from _nvplug.errors import NvplugError
 
-__all__ = ["VERSIONS", "BuildError", "GoError", "build"]
+__all__ = ["VERSIONS", "BuildError", "GoError", "build", "build_kubelet"]
 
 _SOURCE = Path(__file__).parent
 _CACHE = _SOURCE.parent.parent / "build" / "kubelet"
@@ -43,7 +45,7 @@ class BuildError(NvplugError):
 
 
 def build(version: str) -> Path:
-    """Returns the program for one of VERSIONS, compiled if it has not been yet: minutes the first time.
+    """Returns ``kdm`` for one of VERSIONS, compiled if it has not been yet: minutes the first time.
 
     Waits for another process that is building.
 
@@ -51,9 +53,33 @@ def build(version: str) -> Path:
         GoError: there is no Go, or it is older than go.mod asks for.
         BuildError: the go command failed; the message is what it wrote.
     """
+    sources = sorted(p.name for p in _SOURCE.iterdir() if p.suffix in {".go", ".s"})
+    return _compile("kdm", version, ".", sources)
+
+
+def build_kubelet() -> Path:
+    """Returns the whole kubelet of the newest of VERSIONS; as `build`, and takes longer."""
+    version = VERSIONS[-1]
+    major, minor, _ = version.removeprefix("v").split(".")
+    # What Kubernetes' own build sets; without it the kubelet calls itself v0.0.0-master.
+    known = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    flags = [f"-X k8s.io/component-base/version.{name}={value}" for name, value in known.items()]
+    return _compile("kubelet", version, "k8s.io/kubernetes/cmd/kubelet", [], *flags)
+
+
+def _compile(name: str, version: str, package: str, sources: Sequence[str], *linker_flags: str) -> Path:
     modfile, tags = _RECIPES[version]
     go = _find_go(_SOURCE / modfile)
-    program = _CACHE / f"kdm-{version}-{_digest(modfile, tags)}"
+    arguments = [
+        f"-modfile={modfile}",
+        f"-tags={tags}",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        f"-ldflags={' '.join(['-s', '-w', *linker_flags])}",
+    ]
+    digest = _digest([*arguments, package], [*sources, modfile, str(Path(modfile).with_suffix(".sum"))])
+    program = _CACHE / f"{name}-{version}-{digest}"
     if program.exists():
         return program
     _CACHE.mkdir(parents=True, exist_ok=True)
@@ -63,17 +89,9 @@ def build(version: str) -> Path:
             return program
         # Renamed into place, so that a build that was cut short leaves nothing that looks finished.
         unfinished = program.with_name(f"{program.name}.unfinished")
-        command = [
-            go,
-            "build",
-            f"-modfile={modfile}",
-            f"-tags={tags}",
-            "-mod=readonly",
-            "-trimpath",
-            "-buildvcs=false",
-        ]
+        command = [go, "build", *arguments, "-o", str(unfinished), package]
         result = subprocess.run(
-            [*command, "-ldflags=-s -w", "-o", unfinished, "."],
+            command,
             cwd=_SOURCE,
             env={**os.environ, "CGO_ENABLED": "0"},
             stdin=subprocess.DEVNULL,
@@ -84,22 +102,20 @@ def build(version: str) -> Path:
         )
         if result.returncode != 0:
             raise BuildError(
-                f"{' '.join(command)} in {_SOURCE} failed:\n{result.stderr}",
+                f"{shlex.join(command)} in {_SOURCE} failed:\n{result.stderr}",
                 remedy="see what the go command wrote: it needs a Go module proxy once, and 6 GB of disk",
             )
         unfinished.rename(program)
-        for older in _CACHE.glob(f"kdm-{version}-*"):
+        for older in _CACHE.glob(f"{name}-{version}-*"):
             if older != program:
                 older.unlink()
     return program
 
 
-def _digest(modfile: str, tags: str) -> str:
-    """Names what the program is made of."""
-    names = [*sorted(p.name for p in _SOURCE.iterdir() if p.suffix in {".go", ".s"}), modfile]
-    names.append(str(Path(modfile).with_suffix(".sum")))
-    digest = hashlib.sha256(tags.encode())
-    for name in names:
+def _digest(arguments: Sequence[str], files: Sequence[str]) -> str:
+    """Names what a program is made of."""
+    digest = hashlib.sha256("\0".join(arguments).encode())
+    for name in files:
         content = (_SOURCE / name).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
