@@ -17,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+pytestmark = pytest.mark.process
+
 ROOT: Final = Path(__file__).parents[1]
 
 TITLES: Final = (
@@ -45,8 +47,6 @@ def demo(scratch: Path, tree: Path = ROOT, *, pause: float, patience: float = 20
     code = f"""
 import trio
 from _nvplug.commands.demo import run_demo
-
-pytestmark = pytest.mark.process
 raise SystemExit(trio.run(run_demo, {pause}, {patience}))
 """
     process = subprocess.Popen(
