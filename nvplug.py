@@ -6,6 +6,7 @@ Each command imports what it needs when it runs, so that ``run`` does not pay fo
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import signal
 import sys
@@ -18,22 +19,28 @@ if TYPE_CHECKING:
 
     import trio
 
-    from _nvplug.config import Config
+    from _nvplug.config import Config, Settings
     from _nvplug.drivers import Driver
+    from _nvplug.happenings import Happening
+    from _nvplug.observe.systemd import Service
 
 __all__ = ["main"]
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 USAGE = """\
 nvplug offers the NVIDIA GPUs of this node to its kubelet.
 
-  nvplug [run] [FLAGS]    serve until SIGTERM or SIGINT
+  nvplug [run] [FLAGS]    serve until SIGTERM, SIGINT or SIGQUIT
   nvplug devices [FLAGS]  show the GPUs that would be offered
+  nvplug config show [FLAGS]
+                          show the options in force, each with its origin
+  nvplug config check FILE
+                          judge a configuration file
   nvplug demo             play the main job through, with simulated GPUs and a small kubelet
   nvplug --version        show which nvplug this is
 
-Flags, each with its variables and its default:
+Flags, each with its variables, its default, and its key in the file of --config-file:
 
 """
 
@@ -70,42 +77,58 @@ def run(arguments: Sequence[str]) -> int:
     """``nvplug run``: serves until told to end."""
     # Signals wait until somebody listens. Otherwise one during the start would end the process with the wrong status,
     # and the first process of a container would not notice it at all.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGHUP})
     import trio
 
-    from _nvplug.config import read_config
+    from _nvplug.config import read_settings
     from _nvplug.observe.logs import set_up_logging
+    from _nvplug.observe.systemd import service_from
 
-    config = read_config(arguments, os.environ)
-    driver = driver_for(config)
+    service = service_from(os.environ)
+    read = functools.partial(read_settings, arguments, os.environ)
+    settings = read()
+    driver = driver_for(settings.config)
     set_up_logging()
-    trio.run(serve, config, driver)
+    trio.run(serve, driver, settings, read, service)
     return 0
 
 
-async def serve(config: Config, driver: Driver) -> None:
-    """Every task of the program, and the cells through which one tells the next: driver, offer, kubelet."""
+async def serve(
+    driver: Driver, settings: Settings, read: Callable[[], Settings], service: Service | None = None
+) -> None:
+    """Every task of the program, and the cells through which one tells the next: config, driver, offer, kubelet."""
     import trio
 
+    from _nvplug.config.watching import keep_config
     from _nvplug.hardware import Hardware
     from _nvplug.health import Health, watch
-    from _nvplug.kubelet.loop import open_loop
+    from _nvplug.kubelet.loop import come_round, open_loop
     from _nvplug.kubelet.registrar import keep_registered
     from _nvplug.latest import Latest
     from _nvplug.observe.logs import log
+    from _nvplug.observe.systemd import State, after, keep_told
     from _nvplug.resources import Offer, keep_offer
 
-    hardware, health, offer = Latest(Hardware()), Latest(Health()), Latest(Offer())
+    state = Latest(State())
+
+    def publish(happening: Happening) -> None:
+        log(happening)
+        state.set(after(state.value, happening))
+
+    config, hardware, health, offer = Latest(settings.config), Latest(Hardware()), Latest(Health()), Latest(Offer())
     # The loop is around the nursery: streams are ended and sockets removed while the tasks are being cancelled.
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
-        nursery.start_soon(watch, driver, hardware, health, log, name="driver")
-        nursery.start_soon(keep_offer, hardware, health, offer, name="offer")
-        nursery.start_soon(keep_registered, offer, config, log, name="kubelet")
+        await nursery.start(keep_config, config, settings, read, publish, name="config")
+        nursery.start_soon(watch, driver, hardware, health, publish, name="driver")
+        nursery.start_soon(keep_offer, hardware, health, config, offer, publish, name="offer")
+        nursery.start_soon(keep_registered, offer, config, publish, name="kubelet")
+        if service is not None:
+            nursery.start_soon(keep_told, service, state, come_round, name="observe")
 
 
 async def wait_for_signal(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
-    """Cancels ``scope`` at the first SIGTERM or SIGINT."""
+    """Cancels ``scope`` at the first signal that asks for an end."""
     import trio
 
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
@@ -124,7 +147,10 @@ def driver_for(config: Config) -> Driver:
 
         return SimulatedDriver(parse_simulated(config.device_discovery_strategy))
     from _nvplug.drivers.nvml import NvmlDriver
+    from _nvplug.drivers.platforms import check_platform
 
+    if config.device_discovery_strategy == "auto":
+        check_platform((config.driver_root_ctr_path, "/"))
     return NvmlDriver(config.driver_root_ctr_path)
 
 
@@ -133,7 +159,15 @@ def devices(arguments: Sequence[str]) -> int:
     from _nvplug.commands.devices import main as show
     from _nvplug.config import read_config
 
-    return show(driver_for(read_config(arguments, os.environ)))
+    config = read_config(arguments, os.environ)
+    return show(driver_for(config), config)
+
+
+def config(arguments: Sequence[str]) -> int:
+    """``nvplug config``: what is in force and why, or whether a file is good."""
+    from _nvplug.commands.config import main as tell
+
+    return tell(arguments, os.environ)
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -149,11 +183,17 @@ def usage(_arguments: Sequence[str]) -> int:
 
     sys.stdout.write(USAGE)
     for option in OPTIONS:
-        sys.stdout.write(f"  {option.written}\n      {option.help}{f' [{option.default}]' if option.default else ''}\n")
+        default = f" [{option.default}]" if option.default else ""
+        sys.stdout.write(f"  {option.written}\n      {option.help}{default}\n{in_file(option.key)}")
     sys.stdout.write(INERT_USAGE)
     for option in INERT:
-        sys.stdout.write(f"  {option.written}\n      {option.help}\n")
+        sys.stdout.write(f"  {option.written}\n      {option.help}\n{in_file(option.key)}")
     return 0
+
+
+def in_file(key: str) -> str:
+    """A line of the usage: where an option stands in the configuration file."""
+    return f"      in the file: {key}\n" if key else ""
 
 
 def version(_arguments: Sequence[str]) -> int:
@@ -178,6 +218,7 @@ def first(group: BaseExceptionGroup[NvplugError]) -> NvplugError:
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "devices": devices,
+    "config": config,
     "demo": demo,
     "help": usage,
     "version": version,

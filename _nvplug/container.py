@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -39,11 +39,20 @@ def edits_for(devices: Sequence[Device], control_nodes: Sequence[str], config: C
         config: chooses the form.
     """
     by_index = config.device_id_strategy == "index"
-    ids = dict.fromkeys(str(device.gpu.index) if by_index else device.gpu.uuid for device in devices)
+    ids = dict.fromkeys(device.index if by_index else device.uuid for device in devices)
     environment = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
     if not config.pass_device_specs:
         return ContainerEdits(environment)
-    minors = dict.fromkeys(device.gpu.minor for device in devices if device.gpu.minor is not None)
-    paths = [*control_nodes, *(f"/dev/nvidia{minor}" for minor in minors)]
+    paths = dict.fromkeys([*control_nodes, *(path for device in devices for path in _paths(device))])
     nodes = tuple(DeviceNode(path, posixpath.join(config.dev_root, path.lstrip("/"))) for path in paths)
     return ContainerEdits(environment, nodes)
+
+
+def _paths(device: Device) -> Iterator[str]:
+    """The nodes of one device: its GPU's, and of a MIG device those that grant access to its two instances."""
+    if device.gpu.minor is not None:
+        yield f"/dev/nvidia{device.gpu.minor}"
+    if device.mig is not None:
+        for minor in (device.mig.gpu_instance_minor, device.mig.compute_instance_minor):
+            if minor is not None:
+                yield f"/dev/nvidia-caps/nvidia-cap{minor}"

@@ -14,6 +14,7 @@ __all__ = [
     "NewProcessNeededError",
     "NvplugError",
     "OptionError",
+    "RequestTooLargeError",
     "UnknownDeviceError",
     "UnusableDeviceError",
 ]
@@ -84,3 +85,7 @@ class UnknownDeviceError(NvplugError):
 
 class UnusableDeviceError(NvplugError):
     """An allocation names a device that was offered, and that is gone or known to be unhealthy."""
+
+
+class RequestTooLargeError(NvplugError):
+    """An allocation asks for several replicas of shared devices, where one is allowed."""

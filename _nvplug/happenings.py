@@ -12,7 +12,14 @@ from dataclasses import dataclass
 __all__ = [
     "Allocated",
     "AllocationRefused",
+    "ConfigApplied",
+    "ConfigKeysObeyed",
+    "ConfigRefused",
+    "ConfigUnmet",
+    "ConfigWaits",
     "Deregistered",
+    "DeviceExcluded",
+    "DeviceNotOffered",
     "DevicesListed",
     "DirectoryDead",
     "DriverFound",
@@ -20,10 +27,18 @@ __all__ = [
     "EventsLost",
     "EventsRegained",
     "GpuEventsMissing",
+    "GpuLate",
     "GpuLeftOut",
+    "GpuReleased",
     "GpuRestored",
+    "GpuTakenUp",
     "GpuUnhealthy",
     "Happening",
+    "HealthForgotten",
+    "HealthNotKept",
+    "HealthPolicyInForce",
+    "HealthPolicyMalformed",
+    "HealthRemembered",
     "KubeletAwaited",
     "KubeletRestarted",
     "ListRefused",
@@ -32,6 +47,7 @@ __all__ = [
     "Registered",
     "RegistrationRefused",
     "RegistrationUnanswered",
+    "RemapPending",
     "SocketNotMade",
     "SocketVanished",
     "StaleSocketRemoved",
@@ -95,6 +111,79 @@ class GpuRestored(Happening):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLate(Happening):
+    """The driver has not answered for a GPU since the last look at it; the others are looked at meanwhile."""
+
+    uuid: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReleased(Happening):
+    """nvplug holds nothing of an unhealthy GPU any more, so that it can be reset or replaced."""
+
+    uuid: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTakenUp(Happening):
+    """A GPU that was released is used by nvplug again."""
+
+    uuid: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemapPending(Happening):
+    """A row of a GPU's memory is to be remapped at the next reset. The GPU serves on."""
+
+    uuid: str
+    index: int
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicyInForce(Happening):
+    """What takes a GPU away. Published at start."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicyMalformed(Happening):
+    """A part of the operator's health policy makes no sense and is left out."""
+
+    item: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRemembered(Happening):
+    """Verdicts from before the start stand, as nothing has shown since that they are over."""
+
+    gpus: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthForgotten(Happening):
+    """Verdicts from before the start do not stand."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthNotKept(Happening):
+    """Verdicts cannot be written down; a restart of nvplug would lose them. Once per change of ``reason``."""
+
+    file: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventsLost(Happening):
     """Errors of GPUs cannot be heard at present; it is tried again. Once per change of ``reason``."""
 
@@ -121,6 +210,65 @@ class XidUnplaced(Happening):
     """The driver reported a critical error, but not of any GPU that is known. Once per ``reason``."""
 
     code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigApplied(Happening):
+    """The configuration was read again, and is obeyed from now on; ``changed`` are the options that it changes."""
+
+    file: str
+    changed: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKeysObeyed(Happening):
+    """The file has keys that NVIDIA's plugin accepts and ignores, and nvplug obeys."""
+
+    file: str
+    keys: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRefused(Happening):
+    """The configuration was read again and cannot be obeyed; the one before stands. Once per change of ``reason``."""
+
+    file: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigUnmet(Happening):
+    """A part of the configuration that this node's hardware cannot meet; the rest is obeyed."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWaits(Happening):
+    """An option was changed that holds for as long as the process runs."""
+
+    option: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExcluded(Happening):
+    """The configuration keeps a GPU from being offered."""
+
+    index: str
+    uuid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNotOffered(Happening):
+    """A GPU or MIG device fits the configuration nowhere; all others are offered."""
+
+    index: str
+    uuid: str
     reason: str
 
 

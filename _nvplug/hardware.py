@@ -5,7 +5,23 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Fault", "Gpu", "GpuEvent", "Hardware", "LeftOut", "Link", "MigDevice", "PciPath", "Restored", "Xid"]
+__all__ = [
+    "Checkup",
+    "Fault",
+    "Gpu",
+    "GpuEvent",
+    "Hardware",
+    "LeftOut",
+    "Link",
+    "MigDevice",
+    "Notice",
+    "NoticeKind",
+    "PciPath",
+    "RecoveryAction",
+    "Restored",
+    "Sign",
+    "Xid",
+]
 
 
 class PciPath(enum.IntEnum):
@@ -148,5 +164,86 @@ class Restored:
     evidence: str
 
 
-GpuEvent = Xid | Fault | Restored
+class NoticeKind(enum.Enum):
+    """What a driver reports of a whole GPU besides XIDs, named as in NVML."""
+
+    DOUBLE_BIT_ECC_ERROR = "double-bit ECC error"
+    DRAM_RETIREMENT = "DRAM retirement"
+    DRAM_RETIREMENT_FAILURE = "DRAM retirement failure"
+    NON_FATAL_POISON = "non-fatal poison error"
+    FATAL_POISON = "fatal poison error"
+    UNAVAILABLE = "GPU unavailable"
+    RECOVERY_ACTION = "recovery action changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The driver reported something of a whole GPU that is no XID."""
+
+    uuid: str
+    kind: NoticeKind
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One aspect of a GPU turned out well or badly.
+
+    Attributes:
+        uuid: of the GPU.
+        aspect: ``answer`` (the driver, about it), ``listed`` (by the driver), ``bus`` (sysfs), ``node`` (/dev).
+        trouble: what is wrong; ``""`` if it is well.
+        remedy: what a person can do.
+        ends_in_reset: whether a GPU that is well again after this has been reset in between.
+    """
+
+    uuid: str
+    aspect: str
+    trouble: str = ""
+    remedy: str = ""
+    ends_in_reset: bool = False
+
+
+class RecoveryAction(enum.IntEnum):
+    """What the driver says must be done before a GPU works again, with the values of its field 230."""
+
+    UNREADABLE = -1
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """A GPU answered, and this is how it is. What a device or its driver does not have, or did not tell, is None.
+
+    Attributes:
+        uuid: of the GPU.
+        life: names the boot, the load of the kernel module and the GPU's entry on the bus: another one after any of
+            these began anew.
+        action: a ``RecoveryAction``, or a newer value of the field; None where the driver does not have the field.
+        remap_failure: whether remapping a row of its memory failed.
+        remap_pending: whether one waits for a reset.
+        retired_pages: how many pages of its memory are out of use, on GPUs that do not remap rows.
+        uncorrectable: ECC errors since it was reset.
+        energy: millijoules used since it was reset, or since the driver was loaded.
+        mig_pending: whether a change of its MIG mode waits for a reset.
+    """
+
+    uuid: str
+    life: str = ""
+    action: int | None = None
+    remap_failure: bool | None = None
+    remap_pending: bool | None = None
+    retired_pages: int | None = None
+    uncorrectable: int | None = None
+    energy: int | None = None
+    mig_pending: bool = False
+
+
+GpuEvent = Xid | Notice | Sign | Checkup | Fault | Restored
 """What a driver reports between snapshots, each about one physical GPU."""

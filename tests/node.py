@@ -56,14 +56,16 @@ async def node_in(
 
 
 def overlaps(kubelet: Kubelet) -> list[str]:
-    """Pairs of endpoints that one life of the kubelet watched at the same time, in words."""
+    """Pairs of endpoints of one resource that one life of the kubelet watched at the same time, in words."""
     # The end of a stream that died with its kubelet is noted some time later.
     streams = [stream for stream in kubelet.streams if stream.code != "DEAD"]
     return [
         f"{later.endpoint} was watched while {earlier.endpoint} still was"
         for position, later in enumerate(streams)
         for earlier in streams[:position]
-        if later.endpoint != earlier.endpoint and (earlier.ended or math.inf) > later.at
+        if later.resource == earlier.resource
+        and later.endpoint != earlier.endpoint
+        and (earlier.ended or math.inf) > later.at
     ]
 
 

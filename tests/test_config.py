@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _nvplug.config import INERT, KUBELET_SOCKET, OPTIONS, Config, Option, read_config
+from _nvplug.config.model import Selection, TimeSlicing
 from _nvplug.errors import OptionError
 
 directories = st.sampled_from(["/", "/a", "/run/nvidia/driver", "/with space/", "/a=b,c", "/--dev-root", "/\udcff"])
@@ -17,6 +18,7 @@ directories = st.sampled_from(["/", "/a", "/run/nvidia/driver", "/with space/", 
 configs = st.builds(
     Config,
     kubelet_socket=st.builds(Path, directories, st.just("kubelet.sock")),
+    config_file=st.just(""),
     device_discovery_strategy=st.sampled_from(["auto", "nvml", "simulated:2xT4", "simulated:/tmp/a=b.json"]),
     driver_root_ctr_path=directories,
     device_list_strategy=st.just(("envvar",)),
@@ -24,6 +26,8 @@ configs = st.builds(
     pass_device_specs=st.booleans(),
     driver_root=directories,
     dev_root=directories,
+    mig_strategy=st.sampled_from(["none", "single", "mixed"]),
+    shared_devices_allocation_policy=st.sampled_from(["distributed", "packed"]),
 )
 
 flags = [flag for option in (*OPTIONS, *INERT) for flag in option.flags]
@@ -62,7 +66,8 @@ def spellings(draw: st.DrawFn, config: Config) -> list[str]:
 
 def test_the_tables_agree() -> None:
     """Every field of Config has its option, and no flag or variable means two things."""
-    assert [option.field for option in OPTIONS] == [field.name for field in fields(Config)]
+    sections = ["gpu_names", "mig_names", "time_slicing", "selection"]
+    assert [option.field for option in OPTIONS] + sections == [field.name for field in fields(Config)]
     assert max(Counter(flags).values()) == 1
     assert max(Counter(variables).values()) == 1
 
@@ -71,6 +76,7 @@ def test_nothing_said_is_the_default() -> None:
     """Without flags and variables everything is as in NVIDIA's plugin."""
     assert read_config([], {}) == Config(
         kubelet_socket=Path("/var/lib/kubelet/device-plugins/kubelet.sock"),
+        config_file="",
         device_discovery_strategy="auto",
         driver_root_ctr_path="/driver-root",
         device_list_strategy=("envvar",),
@@ -78,7 +84,14 @@ def test_nothing_said_is_the_default() -> None:
         pass_device_specs=False,
         driver_root="/",
         dev_root="/",
+        mig_strategy="none",
+        shared_devices_allocation_policy="distributed",
+        gpu_names=(),
+        mig_names=(),
+        time_slicing=TimeSlicing(),
+        selection=Selection(),
     )
+    assert read_config([], {}) == Config()
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, *INERT], ids=lambda option: option.written)
@@ -304,7 +317,6 @@ def test_a_long_socket_path_may_still_do(path: str) -> None:
         "--mps-root=/run/nvidia/mps",
         "--nvidia-ctk-path=/usr/local/nvidia/toolkit/nvidia-ctk",
         "--cdi-disable-hooks=all,chmod",
-        "--shared-devices-allocation-policy=packed",
     ],
 )
 def test_what_asks_for_nothing_is_accepted(word: str) -> None:
@@ -315,13 +327,10 @@ def test_what_asks_for_nothing_is_accepted(word: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "origin"),
     [
-        (["--mig-strategy=mixed"], {}, "--mig-strategy"),
-        ([], {"MIG_STRATEGY": "single"}, "MIG_STRATEGY"),
         (["--gdrcopy-enabled"], {}, "--gdrcopy-enabled"),
         ([], {"MOFED_ENABLED": "true"}, "MOFED_ENABLED"),
         (["--imex-channel-ids=0"], {}, "--imex-channel-ids"),
         (["-imex-required"], {}, "--imex-required"),
-        ([], {"CONFIG_FILE": "/config/config.yaml"}, "CONFIG_FILE"),
         ([], {"DP_DISABLE_HEALTHCHECKS": "all"}, "DP_DISABLE_HEALTHCHECKS"),
     ],
 )
@@ -337,7 +346,7 @@ def test_what_is_not_supported_yet_is_refused_by_name(
 
 def test_a_flag_takes_back_what_its_variable_asks_for() -> None:
     """Precedence is the same for options that are not supported yet."""
-    assert read_config(["--mig-strategy=none"], {"MIG_STRATEGY": "mixed"}) == read_config([], {})
+    assert read_config(["--gds-enabled=false"], {"GDS_ENABLED": "true"}) == read_config([], {})
 
 
 @pytest.mark.parametrize("word", ["--mig-strategy=misxed", "--shared-devices-allocation-policy=spread"])

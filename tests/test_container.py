@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from _nvplug.config import Config, read_config
 from _nvplug.container import DeviceNode, edits_for
-from _nvplug.hardware import Gpu
+from _nvplug.hardware import Gpu, MigDevice
 from _nvplug.resources import Device, Resource, chosen
 
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -100,3 +101,50 @@ def test_the_order_of_the_ids_asked_for_is_irrelevant(arguments: tuple[str, ...]
     ]
 
     assert all(answer == answers[0] for answer in answers)
+
+
+MIG = MigDevice(1, "MIG-1", 7, 0, 0, 1, 1, 4864, gpu_instance_minor=66, compute_instance_minor=67)
+
+
+def test_replicas_of_one_device_are_one_device() -> None:
+    """A container sees the device itself, once, however many shares of it it has."""
+    gpu = device(0).gpu
+    replicas = [Device(f"GPU-0::{number}", gpu, replica=number) for number in range(3)]
+
+    edits = edits_for(replicas, CONTROL, config("--pass-device-specs"))
+    assert dict(edits.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+    assert paths(edits.device_nodes) == [*CONTROL, "/dev/nvidia7"]
+
+
+def test_a_mig_device_is_given_with_the_nodes_of_its_instances() -> None:
+    """Its GPU's node, and those that grant access to the GPU instance and the compute instance in it."""
+    gpu = replace(device(3).gpu, mig_enabled=True, mig_devices=(MIG,))
+    mig = Device("MIG-1", gpu, mig=MIG)
+
+    by_uuid = edits_for([mig], CONTROL, config("--pass-device-specs"))
+    assert dict(by_uuid.environment) == {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}
+    assert paths(by_uuid.device_nodes) == [
+        *CONTROL,
+        "/dev/nvidia4",
+        "/dev/nvidia-caps/nvidia-cap66",
+        "/dev/nvidia-caps/nvidia-cap67",
+    ]
+    by_index = edits_for([mig, Device("MIG-1::1", gpu, mig=MIG, replica=1)], (), config("--device-id-strategy=index"))
+    assert dict(by_index.environment) == {"NVIDIA_VISIBLE_DEVICES": "3:1"}
+
+
+def test_mig_devices_of_one_gpu_share_its_node() -> None:
+    """Which is given once; a minor that is not known leaves its node out, and nothing else."""
+    other = replace(MIG, index=2, uuid="MIG-2", gpu_instance_minor=None, compute_instance_minor=70)
+    gpu = device(3).gpu
+
+    edits = edits_for(
+        [Device("MIG-1", gpu, mig=MIG), Device("MIG-2", gpu, mig=other)], (), config("--pass-device-specs")
+    )
+    assert edits.environment["NVIDIA_VISIBLE_DEVICES"] == "MIG-1,MIG-2"
+    assert [path.rpartition("/")[2] for path in paths(edits.device_nodes)] == [
+        "nvidia4",
+        "nvidia-cap66",
+        "nvidia-cap67",
+        "nvidia-cap70",
+    ]

@@ -19,6 +19,7 @@ from _nvplug.errors import OptionError
 from _nvplug.happenings import DriverFound, DriverTrouble
 from _nvplug.hardware import Fault, Hardware, Link, PciPath, Restored, Xid
 from _nvplug.latest import Latest
+from _nvplug.mig import profile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,6 +281,39 @@ def test_gpus_differ_from_the_machines_in_what_is_written() -> None:
 
     assert (gpus[0].numa, gpus[0].minor, gpus[0].pci, gpus[0].uuid) == (None, None, "", usual[0].uuid)
     assert (gpus[1].name, gpus[1].numa, gpus[1].pci) == ("GPU", usual[1].numa, usual[1].pci)
+
+
+def test_mig_devices_are_described_by_their_profiles() -> None:
+    """Each in a GPU instance of its own, with what identifies it its own; an empty list is MIG without devices."""
+    gpus = decoded(
+        {
+            "machine": "4xA100",
+            "count": 4,
+            "gpus": [{"mig": ["1g.10gb", "1g.10gb+me", "1c.3g.40gb"]}, {"mig": []}, {"mig": ["1g.10gb"]}],
+        }
+    ).hardware.gpus
+    devices = [mig for gpu in gpus for mig in gpu.mig_devices]
+
+    assert [gpu.mig_enabled for gpu in gpus] == [True, True, True, False]
+    assert [str(profile_of(gpu, mig)) for gpu in gpus for mig in gpu.mig_devices] == [
+        "1g.10gb",
+        "1g.10gb+me",
+        "1c.3g.40gb",
+        "1g.10gb",
+    ]
+    assert [mig.index for mig in devices] == [0, 1, 2, 0]
+    assert len({mig.uuid for mig in devices}) == 4
+    assert len({minor for mig in devices for minor in (mig.gpu_instance_minor, mig.compute_instance_minor)}) == 8
+    assert len({(mig.gpu_instance, mig.compute_instance) for mig in gpus[0].mig_devices}) == 3
+
+
+@pytest.mark.parametrize(
+    ("profiles", "where"),
+    [(["1g"], "$.gpus[0].mig[0]"), (["1g.10gb", "1g.11gb"], "$.gpus[0].mig[1]"), (["4g.40gb"] * 3, "$.gpus[0].mig[2]")],
+)
+def test_mig_devices_that_cannot_be_are_rejected(profiles: list[str], where: str) -> None:
+    """A profile that this GPU does not have, or more slices than any GPU has."""
+    assert f"at {where}: " in rejection(json.dumps({"gpus": [{"mig": profiles}]}).encode())
 
 
 def test_count_may_exceed_what_is_written() -> None:

@@ -54,11 +54,12 @@ def test_help_names_every_command_and_option(words: Sequence[str]) -> None:
 
     assert answer.returncode == 0
     assert answer.stderr == ""
-    for name in ("run", "devices", "demo"):
+    for name in ("run", "devices", "config show", "config check", "demo"):
         assert f" {name}" in answer.stdout or f"[{name}]" in answer.stdout
     for option in (*OPTIONS, *INERT):
         assert all(f"--{flag}" in answer.stdout for flag in option.flags)
         assert all(variable in answer.stdout for variable in option.variables)
+        assert option.key in answer.stdout
     assert max(map(len, answer.stdout.splitlines())) <= 120
 
 
@@ -85,10 +86,10 @@ def test_what_cannot_be_obeyed_ends_the_program(words: Sequence[str], line: str)
 
 def test_run_refuses_before_it_serves() -> None:
     """Options are judged at start, those in variables as well."""
-    answer = nvplug(environment={"MIG_STRATEGY": "mixed"})
+    answer = nvplug(environment={"MIG_STRATEGY": "misxed"})
 
     assert answer.returncode == 2
-    assert answer.stderr.startswith("nvplug: MIG_STRATEGY is 'mixed'")
+    assert answer.stderr.startswith("nvplug: MIG_STRATEGY is 'misxed'")
 
 
 def test_devices_shows_a_simulated_machine() -> None:

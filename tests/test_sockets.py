@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from _nvplug.errors import DirectoryDeadError
 from _nvplug.happenings import Happening, LivingSocketsFound, StaleSocketRemoved
 from _nvplug.kubelet.doorbell import Doorbell
-from _nvplug.kubelet.sockets import QUIET, Change, Identity, Poller, change, clear_leftovers, identify
+from _nvplug.kubelet.sockets import QUIET, Change, Identity, Poller, change, clear_leftovers, identify, new_socket
 
 # Seconds. Time stamps of files are as coarse as a tick of the kernel; no kubelet starts faster.
 TICK: Final = 0.011
@@ -336,3 +336,15 @@ def test_a_directory_that_is_not_there_has_no_leftovers(disk: Path) -> None:
     """And is not made."""
     assert clear(disk) == []
     assert not disk.exists()
+
+
+@given(st.integers(1, 69), st.text("ab.-_", min_size=1, max_size=63))
+def test_a_new_socket_has_a_path_that_a_socket_can_have(length: int, name: str) -> None:
+    """However long the names of the directory and the resource; never the same twice, and found at the next start."""
+    directory = Path("/" + "d" * length)
+    one, other = (new_socket(directory, f"nvidia.com/{name}") for _ in range(2))
+
+    assert len(os.fsencode(one)) <= 107
+    assert one.parent == directory
+    assert one != other
+    assert one.match("nvplug-*.sock")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import trio
 
 from _nvplug.errors import DriverError
-from _nvplug.happenings import DriverFound, DriverTrouble
+from _nvplug.happenings import ConfigUnmet, DeviceExcluded, DeviceNotOffered, DriverFound, DriverTrouble
 from _nvplug.hardware import Hardware
 from _nvplug.health import Health, Verdict, judge
 from _nvplug.latest import Latest
+from _nvplug.mig import profile_of
+from _nvplug.resources import Offer, next_offer
 
 if TYPE_CHECKING:
+    from _nvplug.config import Config
     from _nvplug.drivers import Driver
     from _nvplug.happenings import Happening
     from _nvplug.hardware import GpuEvent
@@ -23,14 +27,14 @@ __all__ = ["main", "show", "table"]
 DEADLINE = 10.0
 """Seconds that a driver gets to answer. One that loads its kernel module first takes several."""
 
-HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "NUMA", "PCI", "DEVICE-NODE", "HEALTH")
+HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "NUMA", "PCI", "DEVICE-NODE", "RESOURCE", "HEALTH")
 RIGHT_ALIGNED = {"INDEX", "MEMORY", "NUMA"}
 
 
-def main(driver: Driver) -> int:
+def main(driver: Driver, config: Config) -> int:
     """Prints the table, or what stands in the way of it, and returns the exit status."""
     try:
-        text = trio.run(show, driver)
+        text = trio.run(show, driver, config)
     except DriverError as error:
         sys.stderr.write(f"nvplug devices: {error}; {error.remedy}\n")
         return error.exit_code
@@ -38,8 +42,8 @@ def main(driver: Driver) -> int:
     return 0
 
 
-async def show(driver: Driver, *, deadline: float = DEADLINE) -> str:
-    """Runs ``driver`` until it knows its GPUs, and returns them as a table.
+async def show(driver: Driver, config: Config, *, deadline: float = DEADLINE) -> str:
+    """Runs ``driver`` until it knows its GPUs, and returns them as a table, with what ``config`` makes of them.
 
     Raises:
         DriverError: it reported trouble first, or nothing within ``deadline`` seconds.
@@ -79,34 +83,66 @@ async def show(driver: Driver, *, deadline: float = DEADLINE) -> str:
         )
     if trouble is not None and not hardware.version:
         raise DriverError(trouble.reason, remedy=trouble.remedy)
-    return table(hardware.value, health)
+    return table(hardware.value, health, config)
 
 
-def table(hardware: Hardware, health: Health) -> str:
-    """One line per GPU in index order, aligned; below, those that cannot be offered and why.
+def table(hardware: Hardware, health: Health, config: Config) -> str:
+    """One line per GPU and MIG device in index order, aligned; below, what is not offered and why.
 
     Args:
         hardware: the snapshot.
         health: which GPUs are unhealthy, and why.
+        config: how devices are named and shared, and which are left out.
     """
-    rows = [
-        (
-            str(gpu.index),
-            gpu.uuid,
-            gpu.name,
-            f"{gpu.memory // 2**20} MiB" if gpu.memory else "-",
-            "-" if gpu.numa is None else str(gpu.numa),
-            gpu.pci or "-",
-            "-" if gpu.minor is None else f"/dev/nvidia{gpu.minor}",
-            _health(health.of(gpu.uuid)),
+    offer = next_offer(Offer(), hardware, health, config)
+    offered = _offered(offer)
+    rows = []
+    for gpu in hardware.gpus:
+        node = "-" if gpu.minor is None else f"/dev/nvidia{gpu.minor}"
+        place = ("-" if gpu.numa is None else str(gpu.numa), gpu.pci or "-", node)
+        memory = f"{gpu.memory // 2**20} MiB" if gpu.memory else "-"
+        rows.append(
+            (
+                str(gpu.index),
+                gpu.uuid,
+                gpu.name,
+                memory,
+                *place,
+                offered.get(gpu.uuid, "-"),
+                _health(health.of(gpu.uuid)),
+            )
         )
-        for gpu in hardware.gpus
-    ]
+        for mig in gpu.mig_devices:
+            verdict = health.of(gpu.uuid, mig.gpu_instance, mig.compute_instance)
+            rows.append(
+                (
+                    f"{gpu.index}:{mig.index}",
+                    mig.uuid,
+                    str(profile_of(gpu, mig)),
+                    f"{mig.memory} MiB",
+                    *place,
+                    offered.get(mig.uuid, "-"),
+                    _health(verdict),
+                )
+            )
     lines = _aligned([HEADER, *rows]) if rows else ["There is no GPU to offer."]
-    if hardware.left_out:
-        lines += ["", "Left out:"]
-        lines += [f"  GPU {left_out.index}: {left_out.reason}" for left_out in hardware.left_out]
+    left_out = [f"GPU {each.index}: {each.reason}" for each in hardware.left_out]
+    left_out += [
+        f"{'MIG device' if ':' in remark.index else 'GPU'} {remark.index}: {remark.reason}"
+        for remark in offer.remarks
+        if isinstance(remark, DeviceExcluded | DeviceNotOffered)
+    ]
+    unmet = [f"{remark.key}: {remark.reason}" for remark in offer.remarks if isinstance(remark, ConfigUnmet)]
+    for title, items in (("Left out:", left_out), ("Asked for, and not to be had here:", unmet)):
+        if items:
+            lines += ["", title, *(f"  {item}" for item in items)]
     return "\n".join(lines) + "\n"
+
+
+def _offered(offer: Offer) -> dict[str, str]:
+    """By UUID, under which name a device is offered, and how often."""
+    counts = Counter((device.uuid, resource.name) for resource in offer.resources for device in resource.devices)
+    return {uuid: name if count == 1 else f"{name} ({count} replicas)" for (uuid, name), count in counts.items()}
 
 
 def _health(verdict: Verdict | None) -> str:

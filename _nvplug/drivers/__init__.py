@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from _nvplug.happenings import Publish
     from _nvplug.hardware import GpuEvent, Hardware
     from _nvplug.latest import Latest
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Releasing"]
 
 
 class Driver(Protocol):
@@ -21,4 +21,16 @@ class Driver(Protocol):
 
         No trouble with a driver or a GPU ends it: it publishes what is wrong, once per change, and tries again.
         ``report`` and ``publish`` are synchronous, never fail, and are called in the Trio thread only.
+        """
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """A driver that holds GPUs open, and so may stand in the way of a repair."""
+
+    def release(self, uuids: frozenset[str]) -> None:
+        """Says which GPUs wait for a repair, all of them.
+
+        They are let go of, looked at now and then, and taken up when they are named no more. Synchronous, never
+        fails, and is called in the Trio thread only.
         """

@@ -13,11 +13,14 @@ from _nvplug.hardware import Gpu, LeftOut, Link, PciPath
 __all__ = [
     "Answer",
     "Census",
+    "Failure",
+    "Listing",
     "Paths",
     "Reading",
     "Registration",
     "Remote",
     "link_table",
+    "nvml_address",
     "pair",
     "settle",
     "sysfs_address",
@@ -71,7 +74,24 @@ class Reading:
     handle: Any = field(compare=False, repr=False)
 
 
-Answer = Reading | LeftOut
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A GPU of this index that could not be read.
+
+    Attributes:
+        index: NVML's.
+        reason: what the driver said.
+        remedy: what a person can do.
+        code: an ``nvmlReturn_t``; 0 if it was not the driver that failed.
+    """
+
+    index: int
+    reason: str
+    remedy: str = ""
+    code: int = 0
+
+
+Answer = Reading | Failure
 
 Paths = Mapping[frozenset[str], PciPath]
 """How GPUs meet over PCI Express, by the two UUIDs."""
@@ -82,41 +102,70 @@ class Census:
     """What one session has been told so far.
 
     Attributes:
-        count: how many GPUs there are; None before that is known.
+        asked: the indices of the GPUs that are asked; None before that is known.
         answers: the newest of each, by index.
         control_nodes: as in ``Hardware``.
     """
 
-    count: int | None = None
+    asked: frozenset[int] | None = None
     answers: Mapping[int, Answer] = field(default_factory=dict)
     control_nodes: tuple[str, ...] = ()
 
     @property
     def missing(self) -> frozenset[int]:
         """The GPUs that have not answered yet."""
-        return frozenset(range(self.count or 0)) - self.answers.keys()
+        return (self.asked or frozenset()) - self.answers.keys()
 
 
-def settle(census: Census, known: Mapping[int, Reading]) -> tuple[tuple[Reading, ...], tuple[LeftOut, ...]]:
-    """Decides which GPUs there are, in index order, and which are left out.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Which GPUs there are.
+
+    Attributes:
+        present: in index order.
+        gone: those that were present once, and that the driver does not list any more.
+        left_out: those that could never be read.
+    """
+
+    present: tuple[Reading, ...] = ()
+    gone: tuple[Reading, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """All that are to be listed, in index order.
+
+        Operators alarm on devices that are not healthy, and cannot on devices that are not there.
+        """
+        return tuple(sorted((*self.present, *self.gone), key=lambda reading: reading.gpu.index))
+
+    def at(self, index: int) -> Reading | None:
+        """The GPU of this index."""
+        return next((reading for reading in self.present if reading.gpu.index == index), None)
+
+
+def settle(census: Census, before: Listing, apart: frozenset[str] = frozenset()) -> Listing:
+    """Decides which GPUs there are.
 
     A GPU that was read once is not dropped because it cannot be read now: whether it is healthy is another
-    question, asked elsewhere. It goes when the driver counts fewer, or has another GPU of that index.
+    question, asked elsewhere. It is gone when the driver does not list it any more, and dropped when another GPU
+    sits at its address.
 
     Args:
         census: what the driver says now.
-        known: the readings that the last call settled on, by index.
+        before: what the last call settled on.
+        apart: UUIDs of GPUs that the driver is not asked about.
     """
-    fresh = [answer for answer in census.answers.values() if isinstance(answer, Reading)]
+    fresh = {answer.gpu.uuid for answer in census.answers.values() if isinstance(answer, Reading)}
     taken: dict[str, int] = {}
-    readings: list[Reading] = []
+    present: list[Reading] = []
     left_out: list[LeftOut] = []
-    for index in range(census.count or 0):
-        answer = census.answers.get(index, LeftOut(index, "the driver has not answered"))
-        if isinstance(answer, LeftOut):
-            old = known.get(index)
-            if old is None or any(old.gpu.uuid == reading.gpu.uuid for reading in fresh):
-                left_out.append(answer)
+    for index in sorted(census.asked or ()):
+        answer = census.answers.get(index, Failure(index, "the driver has not answered"))
+        if isinstance(answer, Failure):
+            old = before.at(index)
+            if old is None or old.gpu.uuid in fresh:
+                left_out.append(LeftOut(index, answer.reason))
                 continue
             answer = old
         if answer.gpu.uuid in taken:
@@ -124,8 +173,18 @@ def settle(census: Census, known: Mapping[int, Reading]) -> tuple[tuple[Reading,
             left_out.append(LeftOut(index, f"it has the UUID of GPU {taken[answer.gpu.uuid]}"))
             continue
         taken[answer.gpu.uuid] = index
-        readings.append(answer)
-    return tuple(readings), tuple(left_out)
+        present.append(answer)
+    addresses = {reading.gpu.pci for reading in present if reading.gpu.pci}
+    indices = {reading.gpu.index for reading in present}
+    gone: list[Reading] = []
+    for old in (*before.present, *before.gone):
+        if old.gpu.uuid in taken:
+            continue
+        if old.gpu.uuid in apart and old in before.present:
+            present.append(old)
+        elif old.gpu.pci not in addresses if old.gpu.pci else old.gpu.index not in indices:
+            gone.append(old)
+    return Listing(tuple(sorted(present, key=lambda reading: reading.gpu.index)), tuple(gone), tuple(left_out))
 
 
 def pair(one: Reading, other: Reading) -> frozenset[str]:
@@ -167,3 +226,9 @@ def sysfs_address(bus_id: str) -> str:
     match = re.fullmatch(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", bus_id.lower())
     # Domains above ffff exist (VMD, Azure); sysfs then writes as many digits as are needed.
     return f"{int(match[1], 16):04x}:{match[2]}" if match else ""
+
+
+def nvml_address(pci: str) -> str:
+    """The opposite of ``sysfs_address``."""
+    domain, _, rest = pci.partition(":")
+    return f"{int(domain, 16):08X}:{rest.upper()}"

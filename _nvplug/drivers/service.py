@@ -1,320 +1,373 @@
 """One session with the driver: its tasks, and how they stay out of each other's way.
 
-Everything done inside libnvidia-ml.so.1 is done in worker threads, and any call may hang for ever. So each GPU
-has a lane of its own, a limiter of one thread: while a call for a GPU is out, no other is made for it, and no other
-GPU waits. The library as a whole has a lane, and so has the wait for events. Trio's default limiter is not used:
-forty calls that hang would fill it, and with it every other use of threads in the program.
-
 A call that is late is not given up. Its lane is out, the rest is published without it after ``Pace.patience``, and
 its answer is used when it comes. (Abandoned after a deadline and asked again, a GPU that needs a little longer each
 time would never be listed.) The tasks of a session live in one nursery, so that what was asked in one session cannot
 be answered into the next: no number has to tell them apart.
-
-nvmlShutdown and nvmlEventSetFree are deadly while a thread is inside the library. They wait for all lanes, and are
-left undone if those do not come back.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
+import pynvml
 import trio
 
-from _nvplug.drivers.readings import Census, Reading, link_table, pair, settle
-from _nvplug.errors import DriverCallError, DriverError
-from _nvplug.happenings import (
-    DriverFound,
-    DriverTrouble,
-    EventsLost,
-    EventsRegained,
-    GpuEventsMissing,
-    GpuLeftOut,
-    Happening,
-    Publish,
-    XidUnplaced,
-)
-from _nvplug.hardware import GpuEvent, Hardware, PciPath
+from _nvplug.drivers.ears import Ears
+from _nvplug.drivers.lanes import Lanes, Ledger, Pace, hop, patiently
+from _nvplug.drivers.readings import Census, Failure, Listing, Reading, link_table, pair, settle
+from _nvplug.drivers.vitals import NEEDS_RESET
+from _nvplug.errors import DriverError
+from _nvplug.happenings import DriverFound, GpuEventsMissing, GpuLate, GpuLeftOut, GpuReleased, GpuTakenUp, XidUnplaced
+from _nvplug.hardware import GpuEvent, Hardware, PciPath, Sign
 from _nvplug.latest import Latest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from _nvplug.drivers.outside import Outside
     from _nvplug.drivers.session import Session
 
-__all__ = ["Lanes", "Ledger", "Pace", "Service", "patiently"]
-
-T = TypeVar("T")
+__all__ = ["Service", "Station"]
 
 # What a container is given besides its GPUs, in the reference's order.
 _CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long things take, in seconds.
-
-    Attributes:
-        patience: for a slow GPU, before the others are published without it.
-        sweep: between two looks at all GPUs.
-        attach: for nvmlInit, before that is called trouble. A minute is normal with many GPUs and a cold driver.
-        retry_first: before the second attempt to attach; doubles up to ``retry_last``.
-        retry_last: see there.
-        events_first: before the second attempt to hear events; doubles up to ``events_last``.
-        events_last: see there.
-    """
-
-    patience: float = 2.0
-    sweep: float = 5.0
-    attach: float = 60.0
-    retry_first: float = 1.0
-    retry_last: float = 5.0
-    events_first: float = 0.1
-    events_last: float = 5.0
+# The library, or the kernel module behind it, is not the one that this session began with.
+_SESSION_OVER: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
 
 
-class Ledger:
-    """Publishes what is worth a line once, and again only after something else was true of the same topic."""
-
-    def __init__(self, publish: Publish) -> None:
-        self.publish = publish
-        self._said: dict[str, Happening] = {}
-
-    def say(self, topic: str, happening: Happening) -> None:
-        """Publishes, unless that was the last thing said of the topic."""
-        if self._said.get(topic) != happening:
-            self._said[topic] = happening
-            self.publish(happening)
-
-    def has_said(self, topic: str) -> bool:
-        """Whether anything was said of the topic since it was last forgotten."""
-        return topic in self._said
-
-    def forget(self, topic: str) -> None:
-        """Whatever is said next of this topic is news."""
-        self._said.pop(topic, None)
-
-
-async def _hop(lane: trio.CapacityLimiter, work: Callable[[], T]) -> T:
-    """Does something that blocks in a thread of this lane. When cancelled, the thread and the lane stay out."""
-    return await trio.to_thread.run_sync(work, limiter=lane, abandon_on_cancel=True)
-
-
-async def patiently(lane: trio.CapacityLimiter, work: Callable[[], T], name: str, limit: float, ledger: Ledger) -> T:
-    """Does something that blocks in a thread. Late after ``limit`` seconds, publishes trouble and goes on waiting."""
-
-    async def complain() -> None:
-        await trio.sleep(limit)
-        ledger.say(
-            "driver",
-            DriverTrouble(
-                f"{name} has not returned within {limit:g} s",
-                "look for NVRM lines in the kernel log; a driver that hangs often needs a reboot of the node",
-            ),
-        )
-
-    trouble: DriverError | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(complain)
-        try:
-            answer = await _hop(lane, work)
-        except DriverError as error:
-            # Carried out by hand: a nursery would make a group of it.
-            trouble = error
-        nursery.cancel_scope.cancel()
-    if trouble is not None:
-        raise trouble
-    return answer
-
-
-class Lanes:
-    """Who may be inside the library: one thread in each lane. Outlives sessions, as threads that hang do.
+@dataclass(slots=True)
+class Station:
+    """What outlives sessions.
 
     Attributes:
-        library: for calls about no GPU in particular.
-        events: for the wait.
-        gpus: by index, made when needed.
+        pace: how long things take.
+        dev: where this process sees /dev.
+        hardware: what is published.
+        report: takes events.
+        ledger: takes what is worth a line.
+        outside: what is seen without the driver.
+        released: UUIDs of the GPUs that wait for a repair.
+        lanes: who may be inside the library.
+        listing: the GPUs there are. One that is slow to be read again is not dropped meanwhile.
+        let_go: UUIDs of those that nvplug holds nothing of.
+        heard: when the driver last answered for a GPU, by UUID.
+        trial_delay: before GPUs that were let go of are looked at again.
     """
 
-    def __init__(self) -> None:
-        self.library = trio.CapacityLimiter(1)
-        self.events = trio.CapacityLimiter(1)
-        self.gpus: dict[int, trio.CapacityLimiter] = {}
-        self._ending = trio.CapacityLimiter(1)
+    pace: Pace
+    dev: Path
+    hardware: Latest[Hardware]
+    report: Callable[[GpuEvent], None]
+    ledger: Ledger
+    outside: Outside
+    released: Latest[frozenset[str]]
+    lanes: Lanes = field(default_factory=Lanes)
+    listing: Listing = field(default_factory=Listing)
+    let_go: frozenset[str] = frozenset()
+    heard: dict[str, float] = field(default_factory=dict)
+    trial_delay: float = 0.0
 
-    async def alone(self, work: Callable[[], None], patience: float) -> None:
-        """Does something while no thread is in any lane; leaves it undone if that takes longer than ``patience``."""
-        held: list[trio.CapacityLimiter] = []
-        try:
-            with trio.move_on_after(patience):
-                for lane in (self.library, self.events, *self.gpus.values()):
-                    await lane.acquire_on_behalf_of(self)
-                    held.append(lane)
-                # What cannot be given up properly counts as given up.
-                with contextlib.suppress(DriverCallError):
-                    await _hop(self._ending, work)
-        finally:
-            for lane in held:
-                lane.release_on_behalf_of(self)
+    @property
+    def to_let_go(self) -> frozenset[str]:
+        """The GPUs that are known and wait for a repair: of others nothing is held anyway."""
+        return self.released.value & {reading.gpu.uuid for reading in self.listing.readings}
+
+    def changes_hands(self, apart: frozenset[str]) -> None:
+        """Says which GPUs were let go of or taken up, since nothing is held of these any more."""
+        for reading in self.listing.readings:
+            uuid, index = reading.gpu.uuid, reading.gpu.index
+            if uuid in apart - self.let_go:
+                self.ledger.publish(GpuReleased(uuid, index))
+            elif uuid in self.let_go - apart:
+                self.ledger.publish(GpuTakenUp(uuid, index))
+                self.heard[uuid] = trio.current_time()
+        if apart != self.let_go:
+            self.trial_delay = self.pace.trial_first
+        self.let_go = apart
 
 
 class Service:
     """The tasks of one session."""
 
-    def __init__(
-        self,
-        session: Session,
-        lanes: Lanes,
-        pace: Pace,
-        dev: Path,
-        known: dict[int, Reading],
-        hardware: Latest[Hardware],
-        report: Callable[[GpuEvent], None],
-        ledger: Ledger,
-    ) -> None:
-        """Takes everything over; ``known`` is handed from session to session, and changed in place."""
+    def __init__(self, session: Session, station: Station, apart: frozenset[str]) -> None:
+        """Takes the session over.
+
+        Args:
+            session: just opened, without attaching GPUs if any is to be left alone.
+            station: what outlives it.
+            apart: UUIDs of the GPUs to be left alone. Others are then found by their addresses, as known.
+        """
+        self.wants_trial = False
+        """After ``run``: whether the next session should leave no GPU alone, and see which ones there are."""
         self._session = session
-        self._lanes = lanes
-        self._pace = pace
-        self._dev = dev
-        self._known = known
-        self._hardware = hardware
-        self._report = report
-        self._ledger = ledger
+        self._station = station
+        self._apart = apart
         self._census = Latest(Census())
-        # How often all GPUs were to be looked at.
+        # How often all GPUs were to be looked at, and how often an event asked for it.
         self._rounds = Latest(0)
+        self._events = Latest(0)
         self._paths: dict[frozenset[str], PciPath] = {}
-        self._listening = trio.Event()
+        self._composed = trio.Event()
+        # The GPUs, by index, whose first answer was reported.
+        self._reported: Latest[frozenset[int]] = Latest(frozenset())
+        self._noticed = trio.Event()
+        self._ears = Ears(session, station.lanes, station.pace, station.ledger, self._hear, self._look_again)
+        self._trouble: DriverError | None = None
 
     async def run(self) -> None:
         """Serves until the session is of no use, and closes it.
 
-        Returns when a new session may find GPUs where this one has none: the library looks for GPUs only when it is
-        initialised.
+        Returns when a new session may find GPUs where this one has none, since the library looks for GPUs only when
+        it is initialised; and when others are to be left alone.
 
         Raises:
-            DriverError: the library cannot even count GPUs any more.
+            DriverError: the library cannot be used any more.
         """
+        pace = self._station.pace
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen)
+                scope = nursery.cancel_scope
+                nursery.start_soon(self._ears.listen, self._census)
                 nursery.start_soon(self._compose)
+                nursery.start_soon(self._look_after_events)
+                nursery.start_soon(self._mind_release, scope)
+                if self._apart:
+                    nursery.start_soon(self._mind_trial, scope)
                 # A GPU's events are to be registered before anyone is told of the GPU.
-                with trio.move_on_after(self._pace.patience):
-                    await self._listening.wait()
-                trouble = await self._sweep(nursery)
-                nursery.cancel_scope.cancel()
+                with trio.move_on_after(pace.patience):
+                    await self._ears.ready.wait()
+                await self._sweep(nursery)
+                scope.cancel()
         finally:
             self._session.end()
-        await self._lanes.alone(self._session.close, self._pace.patience)
-        if trouble is not None:
-            raise trouble
+        await self._station.lanes.alone(self._session.close, pace.patience)
+        for event in self._session.late:
+            if not isinstance(event, XidUnplaced):
+                self._station.report(event)
+        if self._trouble is not None:
+            raise self._trouble
 
-    async def _sweep(self, nursery: trio.Nursery) -> DriverError | None:
+    async def _sweep(self, nursery: trio.Nursery) -> None:
         """Counts the GPUs, sees to it that each has a task, and has them looked at, again and again."""
+        station = self._station
         count_gpus = partial(
             patiently,
-            self._lanes.library,
+            station.lanes.library,
             self._session.count,
             "nvmlDeviceGetCount",
-            self._pace.attach,
-            self._ledger,
+            station.pace.attach,
+            station.ledger,
         )
-        scopes: list[trio.CancelScope] = []
-        while True:
+        scopes: dict[int, trio.CancelScope] = {}
+        station.outside.has_new_gpu()
+        while self._trouble is None:
             try:
-                count = await count_gpus()
+                asked = self._slots(await count_gpus())
             except DriverError as error:
-                return error
-            while len(scopes) < count:
-                scopes.append(await nursery.start(self._attend, len(scopes)))
-            while len(scopes) > count:
-                scopes.pop().cancel()
-            answers = {i: answer for i, answer in self._census.value.answers.items() if i < count}
+                self._trouble = error
+                return
+            for index in asked - scopes.keys():
+                scopes[index] = await nursery.start(self._attend, index)
+            for index in scopes.keys() - asked:
+                scopes.pop(index).cancel()
+            answers = {index: one for index, one in self._census.value.answers.items() if index in asked}
             # By access(2), which never raises.
-            nodes = [f"/dev/{name}" for name in _CONTROL_NODES if os.access(self._dev / name, os.F_OK)]
-            self._census.set(Census(count, answers, tuple(nodes)))
+            nodes = [f"/dev/{name}" for name in _CONTROL_NODES if os.access(station.dev / name, os.F_OK)]
+            self._census.set(Census(asked, answers, tuple(nodes)))
+            self._look_outside()
+            self._name_the_late(asked)
             self._look_again()
-            await trio.sleep(self._pace.sweep)
-            if count == 0:
-                return None
+            await trio.sleep(station.pace.sweep)
+            if station.outside.has_new_gpu():
+                self.wants_trial = True
+                return
+            if self._session.is_outdated or not (asked or self._apart):
+                return
+
+    def _slots(self, count: int) -> frozenset[int]:
+        """The indices to ask about. Where some GPUs are left alone, an index that is not known may be one of theirs."""
+        if not self._apart:
+            return frozenset(range(count))
+        return frozenset(
+            reading.gpu.index for reading in self._station.listing.present if reading.gpu.uuid not in self._apart
+        )
+
+    def _look_outside(self) -> None:
+        for sign in self._station.outside.look([reading.gpu for reading in self._station.listing.readings]):
+            self._station.report(sign)
+            if sign.uuid in self._apart:
+                self._noticed.set()
+
+    def _name_the_late(self, asked: frozenset[int]) -> None:
+        for index in asked:
+            reading, lane = self._station.listing.at(index), self._station.lanes.gpus.get(index)
+            if reading is None:
+                continue
+            if lane is not None and lane.borrowed_tokens:
+                self._station.ledger.say(f"GPU {index} is late", GpuLate(reading.gpu.uuid, index))
+            else:
+                self._station.ledger.forget(f"GPU {index} is late")
 
     def _look_again(self) -> None:
         self._rounds.set(self._rounds.value + 1)
 
+    def _hear(self, event: GpuEvent) -> None:
+        self._station.report(event)
+        self._events.set(self._events.value + 1)
+
+    async def _look_after_events(self) -> None:
+        """Has all GPUs looked at after an event: what the driver wants done is told by a field, not by the event."""
+        while True:
+            await self._events.newer_than(self._events.version)
+            self._look_again()
+            await trio.sleep(self._station.pace.after_event)
+
     async def _attend(self, index: int, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """One GPU's task: reads it in each round. If it hangs in there, so does this, and nothing else."""
-        lane = self._lanes.gpus.setdefault(index, trio.CapacityLimiter(1))
+        """One GPU's task: looks at it in each round. If it hangs in there, so does this, and nothing else."""
+        station = self._station
+        lane = station.lanes.gpus.setdefault(index, trio.CapacityLimiter(1))
         known: Reading | None = None
+        expected = station.listing.at(index)
+        pci = expected.gpu.pci if expected is not None and self._apart else ""
         with trio.CancelScope() as scope:
             version = self._rounds.version
             task_status.started(scope)
             while True:
                 await self._rounds.newer_than(version)
                 version = self._rounds.version
-                answer = await _hop(lane, partial(self._session.read, index, known))
+                answer, checkup = await hop(lane, partial(self._session.look, index, known, pci))
                 if isinstance(answer, Reading):
-                    known = answer
+                    known = expected = answer
+                else:
+                    expected = station.listing.at(index) or expected
+                if expected is not None:
+                    station.heard[expected.gpu.uuid] = trio.current_time()
+                if isinstance(answer, Failure):
+                    self._report_failure(answer, expected)
                 census = self._census.value
                 self._census.set(replace(census, answers={**census.answers, index: answer}))
+                # Whoever hears of a GPU can look it up.
+                if not self._composed.is_set():
+                    await self._composed.wait()
+                    # Life begins with the first look at the outside.
+                    self._look_outside()
+                if checkup is not None and isinstance(answer, Reading):
+                    station.report(replace(checkup, life=station.outside.life(answer.gpu.uuid)))
+                if index not in self._reported.value:
+                    self._reported.set(self._reported.value | {index})
+
+    def _report_failure(self, failure: Failure, expected: Reading | None) -> None:
+        if failure.code in _SESSION_OVER:
+            self._trouble = DriverError(failure.reason, remedy=failure.remedy)
+        if expected is not None:
+            lost = failure.code in NEEDS_RESET
+            self._station.report(Sign(expected.gpu.uuid, "answer", failure.reason, failure.remedy, ends_in_reset=lost))
+
+    async def _mind_release(self, scope: trio.CancelScope) -> None:
+        """Ends the session when other GPUs are to be left alone than it does leave alone."""
+        station = self._station
+        # Each GPU is looked at once first: one on trial may be well.
+        await self._composed.wait()
+        with trio.move_on_after(station.pace.patience):
+            while (self._census.value.asked or frozenset()) - self._reported.value:
+                await self._reported.newer_than(self._reported.version)
+        while True:
+            version = station.released.version
+            if station.to_let_go != self._apart:
+                break
+            station.changes_hands(self._apart)
+            await station.released.newer_than(version)
+        scope.cancel()
+
+    async def _mind_trial(self, scope: trio.CancelScope) -> None:
+        """Ends the session when the GPUs that it leaves alone should be tried: at times, and when they reappear."""
+        station = self._station
+        with trio.move_on_after(station.trial_delay) as delay:
+            await self._noticed.wait()
+        while all(station.outside.is_away(uuid) for uuid in self._apart):
+            self._noticed = trio.Event()
+            await self._noticed.wait()
+        pace = station.pace
+        station.trial_delay = (
+            min(2 * station.trial_delay, pace.trial_last) if delay.cancelled_caught else pace.trial_first
+        )
+        self.wants_trial = True
+        scope.cancel()
 
     async def _compose(self) -> None:
         """Makes Hardware of what the GPUs' tasks found, when all have answered or had their time."""
+        station = self._station
         late: frozenset[int] = frozenset()
         version = self._census.version
         while True:
             await self._census.newer_than(version)
-            with trio.move_on_after(self._pace.patience):
+            with trio.move_on_after(station.pace.patience):
                 while self._census.value.missing - late:
                     await self._census.newer_than(self._census.version)
             version, census = self._census.version, self._census.value
             late = census.missing
-            if census.count is None:
+            if census.asked is None:
                 continue
-            readings, left_out = settle(census, self._known)
-            with trio.move_on_after(self._pace.patience):
+            listing = settle(census, station.listing, self._apart)
+            with trio.move_on_after(station.pace.patience):
                 # A handle from an older session must not be used in this one.
-                await self._measure([one for one in readings if census.answers.get(one.gpu.index) is one])
-            self._known.clear()
-            self._known.update((reading.gpu.index, reading) for reading in readings)
+                await self._measure([one for one in listing.present if census.answers.get(one.gpu.index) is one])
+            station.listing = listing
+            for reading in listing.gone:
+                station.report(
+                    Sign(
+                        reading.gpu.uuid,
+                        "listed",
+                        "the driver does not list it any more",
+                        "look for it with lspci; if it was taken out on purpose, restart nvplug",
+                        ends_in_reset=True,
+                    )
+                )
             self._publish(
                 Hardware(
-                    gpus=tuple(reading.gpu for reading in readings),
-                    links=link_table(readings, self._paths),
+                    gpus=tuple(reading.gpu for reading in listing.readings),
+                    links=link_table(listing.readings, self._paths),
                     control_nodes=census.control_nodes,
-                    left_out=left_out,
+                    left_out=listing.left_out,
                     driver_version=self._session.version,
                 )
             )
+            self._composed.set()
 
     def _publish(self, new: Hardware) -> None:
-        old = self._hardware.value
+        ledger, old = self._station.ledger, self._station.hardware.value
         if [gpu.uuid for gpu in old.gpus] != [gpu.uuid for gpu in new.gpus]:
-            self._ledger.forget("driver")
+            ledger.forget("driver")
         for index in {one.index for one in old.left_out} - {one.index for one in new.left_out}:
-            self._ledger.forget(f"GPU {index}")
+            ledger.forget(f"GPU {index}")
         for one in new.left_out:
-            self._ledger.say(f"GPU {one.index}", GpuLeftOut(one.index, one.reason))
-        for index, reading in self._known.items():
-            topic = f"events of GPU {index}"
+            ledger.say(f"GPU {one.index}", GpuLeftOut(one.index, one.reason))
+        for reading in self._station.listing.present:
+            topic = f"events of GPU {reading.gpu.index}"
             if trouble := reading.registration.trouble:
-                self._ledger.say(topic, GpuEventsMissing(reading.gpu.uuid, index, trouble))
+                ledger.say(topic, GpuEventsMissing(reading.gpu.uuid, reading.gpu.index, trouble))
             else:
-                self._ledger.forget(topic)
-        self._ledger.say("driver", DriverFound("nvml", new.driver_version, len(new.gpus)))
-        self._hardware.set(new)
+                ledger.forget(topic)
+        ledger.say("driver", DriverFound("nvml", new.driver_version, len(new.gpus)))
+        self._station.hardware.set(new)
 
     async def _measure(self, readings: list[Reading]) -> None:
         """Asks how GPUs meet, where that is not known yet: each in its own lane, about those after it."""
 
         async def ask(one: Reading, others: list[Reading]) -> None:
-            paths = await _hop(self._lanes.gpus[one.gpu.index], partial(self._session.paths, one, others))
+            paths = await hop(self._station.lanes.gpus[one.gpu.index], partial(self._session.paths, one, others))
             self._paths.update((key, path) for key, path in paths.items() if path is not PciPath.UNKNOWN)
 
         async with trio.open_nursery() as nursery:
@@ -322,59 +375,3 @@ class Service:
                 others = [other for other in readings[position + 1 :] if pair(one, other) not in self._paths]
                 if others:
                     nursery.start_soon(ask, one, others)
-
-    async def _listen(self) -> None:
-        """Waits for events and reports XIDs; when that fails, backs off and makes a new event set.
-
-        The thread that waits comes back for an event or an error only: a wake-up a second is what an idle process
-        would spend most of its time on.
-        """
-        delay, failed_at = self._pace.events_first, -math.inf
-        # They may have been lost in the session before.
-        number, lost = 0, self._ledger.has_said("events")
-        while True:
-            try:
-                if not self._session.event_set:
-                    number += 1
-                    await _hop(self._lanes.events, partial(self._session.create_event_set, number))
-                    self._listening.set()
-                    await self._registered(number)
-                event = await _hop(self._lanes.events, partial(self._session.wait, once=lost))
-            except DriverCallError as error:
-                lost = True
-                self._ledger.say("events", EventsLost(str(error), error.remedy))
-                self._listening.set()
-                # A moment's luck is no reason to begin with short delays, and lines in the log, anew.
-                if trio.current_time() - failed_at > 2 * self._pace.events_last:
-                    delay = self._pace.events_first
-                await trio.sleep(delay)
-                failed_at, delay = trio.current_time(), min(2 * delay, self._pace.events_last)
-                if self._session.event_set:
-                    await self._lanes.alone(self._session.free_event_set, self._pace.patience)
-                continue
-            if lost:
-                lost = False
-                self._ledger.forget("events")
-                self._ledger.publish(EventsRegained())
-            if isinstance(event, XidUnplaced):
-                self._ledger.say("unplaced", event)
-            elif event is not None:
-                self._report(event)
-
-    async def _registered(self, event_set: int) -> None:
-        """Has every GPU registered with a new event set; returns when one has events and none is to be waited for."""
-        self._look_again()
-
-        def registrations() -> list[int]:
-            answers = self._census.value.answers.values()
-            return [a.registration.event_set for a in answers if isinstance(a, Reading)]
-
-        def heard() -> bool:
-            answers = self._census.value.answers.values()
-            return any(isinstance(a, Reading) and a.registration.heard for a in answers)
-
-        with trio.move_on_after(self._pace.patience):
-            while self._census.value.missing or set(registrations()) != {event_set}:
-                await self._census.newer_than(self._census.version)
-        while not heard():
-            await self._census.newer_than(self._census.version)

@@ -5,35 +5,45 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import time
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
 from _nvplug.drivers.library import Library, load
-from _nvplug.drivers.readings import Answer, Reading, Registration, Remote, pair, sysfs_address
+from _nvplug.drivers.partitions import capability_minors, mig_devices, mig_uuids
+from _nvplug.drivers.readings import Answer, Failure, Reading, Registration, Remote, nvml_address, pair, sysfs_address
+from _nvplug.drivers.vitals import ABSENT, Abilities, examine
 from _nvplug.errors import DriverCallError, DriverError
 from _nvplug.happenings import XidUnplaced
-from _nvplug.hardware import Gpu, LeftOut, PciPath, Xid
+from _nvplug.hardware import Checkup, Gpu, MigDevice, Notice, NoticeKind, PciPath, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = ["Session"]
 
-# The thread looks up from a wait for events this often, to see whether it is still wanted.
-_SLICE_MS: Final = 1000
-
 # A library that says "timeout" long before the time must not make us spin, nor late for its next event.
 _EARLY: Final = 0.05
 
-_WANTED: Final = (
-    pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError | pynvml.nvmlEventTypeSingleBitEccError
-)
+# Not single-bit errors: they are corrected, and would wake us for nothing.
+_OLDEST: Final = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+
+_NOTICES: Final = {
+    pynvml.nvmlEventTypeDoubleBitEccError: NoticeKind.DOUBLE_BIT_ECC_ERROR,
+    pynvml.nvmlEventTypeDramRetirementEvent: NoticeKind.DRAM_RETIREMENT,
+    pynvml.nvmlEventTypeDramRetirementFailure: NoticeKind.DRAM_RETIREMENT_FAILURE,
+    pynvml.nvmlEventTypeNonFatalPoisonError: NoticeKind.NON_FATAL_POISON,
+    pynvml.nvmlEventTypeFatalPoisonError: NoticeKind.FATAL_POISON,
+    pynvml.nvmlEventTypeGpuUnavailableError: NoticeKind.UNAVAILABLE,
+    pynvml.nvmlEventTypeGpuRecoveryAction: NoticeKind.RECOVERY_ACTION,
+}
+
+_WANTED: Final = reduce(or_, _NOTICES, pynvml.nvmlEventTypeXidCriticalError)
 
 _WHOLE_GPU: Final = 0xFFFFFFFF
-
-_ABSENT: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 
 _REMEDIES: Final = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver's kernel module: modprobe nvidia",
@@ -58,20 +68,33 @@ class Session:
     Attributes:
         version: of the driver, "" if unknown.
         event_set: the number of the event set there is, 0 for none.
+        late: events that came after the end.
     """
 
-    def __init__(self, library: Library, *, sysfs: str) -> None:
+    def __init__(self, library: Library, *, sysfs: str, proc: str) -> None:
         self.version = ""
         self.event_set = 0
+        self.late: list[Xid | Notice | XidUnplaced] = []
         self._library = library
         self._sysfs = Path(sysfs)
+        self._proc = Path(proc)
         self._ended = False
         self._events: Any = None
         self._uuids: dict[int, str] = {}
+        self._abilities: dict[str, Abilities] = {}
+        self._file = _identity(library.path)
 
     @classmethod
-    def open(cls, root: str, library_path: str, *, sysfs: str) -> Session:
+    def open(cls, root: str, library_path: str, *, sysfs: str, proc: str = "/proc", attach: bool = True) -> Session:
         """Finds the library, loads and initialises it. With many cold GPUs it takes a minute.
+
+        Args:
+            root: the driver's root as this process sees it.
+            library_path: more directories, by colons.
+            sysfs: where this process sees /sys.
+            proc: where it sees /proc.
+            attach: whether to open every GPU. If not, each is opened when it is read by its address, and others are
+                left alone.
 
         Raises:
             LibraryNotFoundError: there is no driver, as far as can be seen.
@@ -82,9 +105,12 @@ class Session:
             pynvml.nvmlLib = library.handle
             # Otherwise it goes on calling the functions of the library before.
             pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - there is no public way
-        session = cls(library, sysfs=sysfs)
+        session = cls(library, sysfs=sysfs, proc=proc)
         try:
-            session._call(pynvml.nvmlInit)
+            if attach:
+                session._call(pynvml.nvmlInit)
+            else:
+                session._call(pynvml.nvmlInitWithFlags, pynvml.NVML_INIT_FLAG_NO_ATTACH)
         except DriverCallError as error:
             if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
@@ -119,8 +145,13 @@ class Session:
         """
         return int(self._call(pynvml.nvmlDeviceGetCount))
 
-    def read(self, index: int, known: Reading | None) -> Answer:
-        """Reads one GPU and registers it for events, or finds that nothing has changed.
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the library's file is another one now, or gone: the driver is being upgraded. Does not block."""
+        return _identity(self._library.path) != self._file
+
+    def look(self, index: int, known: Reading | None, pci: str = "") -> tuple[Answer, Checkup | None]:
+        """Reads one GPU and registers it for events, or finds that nothing has changed; and asks how it is.
 
         Only its handle and its UUID are needed. Whatever else cannot be read is left unknown.
 
@@ -128,17 +159,30 @@ class Session:
             index: NVML's.
             known: what this session read before; returned as it is, or with a newer registration, if it is
                 still the same GPU.
+            pci: its address, to find it by; it may have no other index then.
         """
         try:
-            handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, index)
+            if pci:
+                handle = self._call(pynvml.nvmlDeviceGetHandleByPciBusId, nvml_address(pci))
+            else:
+                handle = self._call(pynvml.nvmlDeviceGetHandleByIndex, index)
             uuid = self._call(pynvml.nvmlDeviceGetUUID, handle)
+            if not uuid:
+                return Failure(index, "nvmlDeviceGetUUID: the UUID is empty"), None
+            checkup = examine(self._call, handle, uuid, self._abilities.setdefault(uuid, Abilities()))
         except DriverCallError as error:
-            return LeftOut(index, str(error))
-        if not uuid:
-            return LeftOut(index, "nvmlDeviceGetUUID: the UUID is empty")
+            return Failure(index, str(error), error.remedy, error.code), None
+        return self._read(index, known, handle, uuid), checkup
+
+    def _read(self, index: int, known: Reading | None, handle: Any, uuid: str) -> Reading:
         address = _address(handle)
         self._uuids[address] = uuid
-        if known is not None and (known.gpu.uuid, known.address) == (uuid, address):
+        enabled, found = self._partitions(handle, uuid)
+        if (
+            known is not None
+            and (known.gpu.uuid, known.address, known.gpu.mig_enabled) == (uuid, address, enabled)
+            and {mig.uuid for mig in known.gpu.mig_devices} == {mig for mig, _ in found.values()}
+        ):
             registration = known.registration
             if registration.event_set == self.event_set and not registration.trouble:
                 return known
@@ -146,14 +190,17 @@ class Session:
         info = self._optional(None, pynvml.nvmlDeviceGetPciInfo, handle)
         pci = "" if info is None else sysfs_address(_text(info.busId))
         memory = self._optional(None, pynvml.nvmlDeviceGetMemoryInfo, handle)
+        minor = self._optional(None, pynvml.nvmlDeviceGetMinorNumber, handle)
         gpu = Gpu(
             index=index,
             uuid=uuid,
             name=self._optional("", pynvml.nvmlDeviceGetName, handle),
             pci=pci,
-            minor=self._optional(None, pynvml.nvmlDeviceGetMinorNumber, handle),
+            minor=minor,
             numa=self._numa(pci),
             memory=0 if memory is None else int(memory.total),
+            mig_enabled=enabled,
+            mig_devices=self._mig_devices(handle, found, minor),
         )
         return Reading(gpu, self._remotes(handle), self._register(handle), address, handle)
 
@@ -188,11 +235,15 @@ class Session:
         events, self._events, self.event_set = self._events, None, 0
         self._call(pynvml.nvmlEventSetFree, events)
 
-    def wait(self, *, once: bool) -> Xid | XidUnplaced | None:
-        """Waits for an XID.
+    def wait(self, slice_seconds: float, *, once: bool) -> Xid | Notice | XidUnplaced | None:
+        """Waits for an event.
+
+        Args:
+            slice_seconds: after which it is looked whether the session has ended.
+            once: whether to return after one slice.
 
         Returns:
-            What was reported; None when the session ends, or, with ``once``, when a second went well without.
+            What was reported; None when the session ends, or, with ``once``, when a slice went well without.
 
         Raises:
             DriverCallError: no event can be heard through this set.
@@ -200,20 +251,24 @@ class Session:
         while not self._ended:
             began = time.monotonic()
             try:
-                data = self._call(pynvml.nvmlEventSetWait_v2, self._events, _SLICE_MS)
+                data = self._call(pynvml.nvmlEventSetWait_v2, self._events, round(slice_seconds * 1000))
             except DriverCallError as error:
                 if error.code != pynvml.NVML_ERROR_TIMEOUT:
                     raise
-                if time.monotonic() - began < _SLICE_MS / 2000:
+                if time.monotonic() - began < slice_seconds / 2:
                     time.sleep(_EARLY)
             else:
-                if data.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                    return self._attribute(data)
+                if data.eventType & _WANTED:
+                    event = self._attribute(data)
+                    if self._ended:
+                        # Nobody waits any more, and no other session will be told.
+                        self.late.append(event)
+                    return event
             if once:
                 break
         return None
 
-    def _attribute(self, data: Any) -> Xid | XidUnplaced:
+    def _attribute(self, data: Any) -> Xid | Notice | XidUnplaced:
         uuid = self._uuids.get(_address(data.device))
         if uuid is None:
             try:
@@ -222,8 +277,30 @@ class Session:
                 return XidUnplaced(int(data.eventData), str(error))
             if uuid not in self._uuids.values():
                 return XidUnplaced(int(data.eventData), f"no GPU is known by the UUID {uuid}")
+        if not data.eventType & pynvml.nvmlEventTypeXidCriticalError:
+            return Notice(uuid, next(kind for bit, kind in _NOTICES.items() if data.eventType & bit))
         gi, ci = (None if n == _WHOLE_GPU else int(n) for n in (data.gpuInstanceId, data.computeInstanceId))
         return Xid(uuid, int(data.eventData), gi, ci)
+
+    def _partitions(self, handle: Any, uuid: str) -> tuple[bool, dict[int, tuple[str, Any]]]:
+        """Whether the GPU is cut, and its MIG devices."""
+        mode = self._abilities[uuid].mig_mode
+        if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return False, {}
+        try:
+            return True, mig_uuids(self._call, handle)
+        except DriverCallError:
+            return True, {}
+
+    def _mig_devices(self, handle: Any, found: dict[int, tuple[str, Any]], minor: int | None) -> tuple[MigDevice, ...]:
+        if not found:
+            return ()
+        try:
+            text = (self._proc / "driver" / "nvidia-caps" / "mig-minors").read_text()
+        except (OSError, UnicodeDecodeError):
+            text = ""
+        minors = {} if minor is None else capability_minors(text, minor)
+        return mig_devices(self._call, handle, found, minors)
 
     def _register(self, handle: Any) -> Registration:
         number = self.event_set
@@ -233,10 +310,16 @@ class Session:
             mask = _WANTED & self._call(pynvml.nvmlDeviceGetSupportedEventTypes, handle)
             if not mask & pynvml.nvmlEventTypeXidCriticalError:
                 return Registration(number)
-            self._call(pynvml.nvmlDeviceRegisterEvents, handle, mask, self._events)
+            try:
+                self._call(pynvml.nvmlDeviceRegisterEvents, handle, mask, self._events)
+            except DriverCallError:
+                if mask & _OLDEST == mask:
+                    raise
+                # What is newer is not needed.
+                self._call(pynvml.nvmlDeviceRegisterEvents, handle, mask & _OLDEST, self._events)
         except DriverCallError as error:
             # A GPU too old to have events is healthy, as far as anyone can know.
-            return Registration(number, trouble="" if error.code in _ABSENT else str(error))
+            return Registration(number, trouble="" if error.code in ABSENT else str(error))
         return Registration(number, heard=True)
 
     def _remotes(self, handle: Any) -> tuple[Remote, ...]:
@@ -294,6 +377,14 @@ class Session:
 
 def _init_v2() -> None:
     pynvml._nvmlCheckReturn(pynvml._nvmlGetFunctionPointer("nvmlInit_v2")())  # noqa: SLF001 - as above
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _address(handle: Any) -> int:

@@ -27,7 +27,8 @@ node
 gpus
     One object per GPU in index order, with what differs from the machine's: ``uuid``, ``name``, ``pci``,
     ``minor``, ``numa``, ``memory`` in bytes. ``minor`` and ``numa`` may be null and ``pci`` empty: not known
-    to the driver. It may be shorter than ``count``.
+    to the driver. ``mig`` enables MIG and lists the profiles of the MIG devices, ``["1g.10gb", "3g.40gb"]``, or
+    none, ``[]``. It may be shorter than ``count``.
 links
     Groups of GPU indices. What an entry says holds between any two GPUs of its group; what it leaves out
     stays as it was, and later entries win. ``path`` is as in ``nvidia-smi topo -m``: PIX, PXB, PHB, NODE,
@@ -39,6 +40,7 @@ faults
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from dataclasses import dataclass, field, replace
@@ -52,7 +54,8 @@ import trio
 from _nvplug.drivers.machines import MACHINES_ALLOWED, MAX_LINKED, Machine, find_machine
 from _nvplug.errors import OptionError
 from _nvplug.happenings import DriverFound, DriverTrouble
-from _nvplug.hardware import Fault, Gpu, Hardware, Link, PciPath, Restored, Xid
+from _nvplug.hardware import Fault, Gpu, Hardware, Link, MigDevice, PciPath, Restored, Xid
+from _nvplug.mig import parse_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -260,6 +263,7 @@ class _GpuText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minor: Annotated[int, msgspec.Meta(ge=0, lt=2**20)] | msgspec.UnsetType | None = msgspec.UNSET
     numa: Annotated[int, msgspec.Meta(ge=0, lt=1024)] | msgspec.UnsetType | None = msgspec.UNSET
     memory: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    mig: tuple[str, ...] | None = None
 
 
 _PATHS = {
@@ -361,6 +365,7 @@ def _gpus(text: _FileText, machine: Machine) -> tuple[Gpu, ...]:
     gpus = [machine.gpu(index, text.node) for index in range(count)]
     for index, changes in enumerate(written):
         fields = msgspec.structs.asdict(changes)
+        profiles = fields.pop("mig")
         gpus[index] = replace(
             gpus[index],
             # In minor and numa, null is a value.
@@ -370,10 +375,47 @@ def _gpus(text: _FileText, machine: Machine) -> tuple[Gpu, ...]:
                 if value is not msgspec.UNSET and (value is not None or name in {"minor", "numa"})
             },
         )
+        if profiles is not None:
+            gpus[index] = replace(gpus[index], mig_enabled=True, mig_devices=_mig_devices(gpus[index], profiles))
     if written:
         for name in ("uuid", "pci", "minor"):
             _different(gpus, name)
     return tuple(gpus)
+
+
+def _mig_devices(gpu: Gpu, profiles: Sequence[str]) -> tuple[MigDevice, ...]:
+    """One compute instance in a GPU instance of its own for each profile."""
+    devices: list[MigDevice] = []
+    for index, written in enumerate(profiles):
+        where = f"$.gpus[{gpu.index}].mig[{index}]"
+        try:
+            profile, memory = parse_profile(written, gpu.memory)
+        except ValueError as error:
+            raise _WrongError(where, f"{error}, got {written!r}") from error
+        digest = hashlib.sha256(f"{gpu.uuid}\n{index}\n{written}".encode()).hexdigest()
+        # Minors as drivers give them: 1 and 2 are for the node as a whole, then come those of each GPU.
+        minor = 3 + 2 * (_MOST_MIG_DEVICES * gpu.index + index)
+        devices.append(
+            MigDevice(
+                index=index,
+                uuid=f"MIG-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}",
+                gpu_instance=index + 1,
+                compute_instance=0,
+                gpu_instance_profile=profile.number,
+                gpu_slices=profile.gpu_slices,
+                compute_slices=profile.compute_slices,
+                memory=memory,
+                gpu_instance_minor=minor,
+                compute_instance_minor=minor + 1,
+            )
+        )
+        if sum(device.gpu_slices for device in devices) > _MOST_MIG_DEVICES:
+            raise _WrongError(where, f"a GPU has {_MOST_MIG_DEVICES} slices, got more")
+    return tuple(devices)
+
+
+# B300 and the like have 8 slices, all others 7.
+_MOST_MIG_DEVICES = 8
 
 
 def _different(gpus: Sequence[Gpu], name: str) -> None:

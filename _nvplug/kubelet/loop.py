@@ -14,7 +14,7 @@ import trio_asyncio
 from grpclib.exceptions import StreamTerminatedError
 from h2.exceptions import ProtocolError
 
-__all__ = ["open_loop"]
+__all__ = ["come_round", "open_loop"]
 
 logger = logging.getLogger("nvplug.kubelet")
 
@@ -60,6 +60,11 @@ class _Teller:
             since = f"; {self._left_out} more such troubles since the last line" if self._left_out else ""
             logger.warning("%s: %r%s", words, error, since)
             self._quiet_until, self._left_out = loop.time() + QUIET_FOR, 0
+
+
+async def come_round() -> None:
+    """Returns when the loop has come round once, and so lives. For a task inside ``open_loop``."""
+    await trio_asyncio.aio_as_trio(asyncio.sleep)(0)
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -12,7 +11,7 @@ import trio
 
 from _nvplug.config import Config
 from _nvplug.container import ContainerEdits, edits_for
-from _nvplug.errors import ListTooLongError, UnknownDeviceError, UnusableDeviceError
+from _nvplug.errors import ListTooLongError, RequestTooLargeError, UnknownDeviceError, UnusableDeviceError
 from _nvplug.happenings import (
     Allocated,
     AllocationRefused,
@@ -51,7 +50,7 @@ from _nvplug.kubelet.registration import (
     step,
 )
 from _nvplug.kubelet.server import Endpoint, Listing
-from _nvplug.kubelet.sockets import Change, Poller, clear_leftovers
+from _nvplug.kubelet.sockets import Change, Poller, clear_leftovers, identify, new_socket
 from _nvplug.kubelet.wire import ListEncoder
 from _nvplug.latest import Latest
 from _nvplug.placement import preferred
@@ -61,13 +60,13 @@ from _nvplug.supervise import again
 __all__ = ["keep_registered"]
 
 
-async def keep_registered(offer: Latest[Offer], config: Config, publish: Publish) -> None:
+async def keep_registered(offer: Latest[Offer], config: Latest[Config], publish: Publish) -> None:
     """Keeps every resource of ``offer`` registered with the kubelet, until cancelled; then leaves no socket behind.
 
     Raises:
         DirectoryDeadError: see Poller.run.
     """
-    directory = config.kubelet_socket.parent
+    directory = config.value.kubelet_socket.parent
     clear_leftovers(directory, "nvplug-*.sock", ("nvidia-gpu.sock", "nvidiaGPU-*.sock"), publish)
     registrars: dict[str, _Registrar] = {}
     poller = Poller(directory, lambda: all(each.streaming for each in registrars.values()), publish)
@@ -90,7 +89,9 @@ class _Registrar:
     its turn comes: what an earlier dial or Register brings home late is recognised then, and dropped.
     """
 
-    def __init__(self, name: str, offer: Latest[Offer], config: Config, poller: Poller, publish: Publish) -> None:
+    def __init__(
+        self, name: str, offer: Latest[Offer], config: Latest[Config], poller: Poller, publish: Publish
+    ) -> None:
         self._name = name
         self._offer = offer
         self._config = config
@@ -119,7 +120,7 @@ class _Registrar:
         self._inbox, inbox = trio.open_memory_channel[_News](math.inf)
         listing, version = await self._first_listing()
         self._listing = listing
-        unwatch_kubelet = self._poller.watch(self._config.kubelet_socket, self._kubelet_socket_changed)
+        unwatch_kubelet = self._poller.watch(self._config.value.kubelet_socket, self._kubelet_socket_changed)
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._follow_offer, version)
@@ -175,7 +176,7 @@ class _Registrar:
     async def _call_dial(self, scope: trio.CancelScope) -> None:
         with scope:
             try:
-                connection = await dial(self._config.kubelet_socket)
+                connection = await dial(self._config.value.kubelet_socket)
             except DialError as error:
                 self._report(scope, lambda: self._dialling, DialFailed(str(error)))
             else:
@@ -192,9 +193,7 @@ class _Registrar:
         return Connected()
 
     def _announce(self) -> None:
-        # Random, since a pid is 1 in every container; and never used again: kubelets from 1.37 on know clients by it.
-        part = self._name.rpartition("/")[2]
-        path = self._config.kubelet_socket.with_name(f"nvplug-{part}-{secrets.token_hex(4)}.sock")
+        path = new_socket(self._config.value.kubelet_socket.parent, self._name)
         endpoint = Endpoint(path, self._listing, self)
         try:
             endpoint.bind()
@@ -204,6 +203,9 @@ class _Registrar:
             return
         self._endpoint = endpoint
         self._unwatch_socket = self._poller.watch(path, lambda _change: self._inbox.send_nowait(SocketLost))
+        if identify(path) is None:
+            # Wiped since its bind, and before anybody looked.
+            self._inbox.send_nowait(SocketLost)
         self._nursery.start_soon(endpoint.serve)
         self._register()
 
@@ -306,11 +308,11 @@ class _Registrar:
         resource = self._resource()
         try:
             devices = chosen(resource, self._sent, ids)
-        except (UnknownDeviceError, UnusableDeviceError) as error:
+        except (RequestTooLargeError, UnknownDeviceError, UnusableDeviceError) as error:
             self._publish(AllocationRefused(self._name, str(error)))
             raise
         self._publish(Allocated(self._name, ",".join(device.id for device in devices)))
-        return edits_for(devices, resource.control_nodes, self._config)
+        return edits_for(devices, resource.control_nodes, self._config.value)
 
     def preferred(self, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
         return preferred(self._resource(), available, required, size)
@@ -333,7 +335,7 @@ class _Registrar:
             case DialFailed():
                 happening = KubeletAwaited(self._name, event.reason)
             case BindFailed():
-                happening = SocketNotMade(self._name, str(self._config.kubelet_socket.parent), event.reason)
+                happening = SocketNotMade(self._name, str(self._config.value.kubelet_socket.parent), event.reason)
             case Refused():
                 happening = RegistrationRefused(self._name, event.reason)
             case Unanswered():

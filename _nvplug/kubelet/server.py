@@ -20,7 +20,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from _nvplug.container import ContainerEdits
-from _nvplug.errors import UnknownDeviceError, UnusableDeviceError
+from _nvplug.errors import RequestTooLargeError, UnknownDeviceError, UnusableDeviceError
 from _nvplug.kubelet.api.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
@@ -79,7 +79,7 @@ class Owner(Protocol):
         """A list was sent."""
 
     def allocate(self, ids: Sequence[str]) -> ContainerEdits:
-        """What a container with these devices gets, or UnknownDeviceError or UnusableDeviceError."""
+        """What a container with these devices gets, or one of the errors of `chosen`."""
 
     def preferred(self, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
         """The best ``size`` of the available devices."""
@@ -252,7 +252,7 @@ def _unary(
         request = await _received(stream)
         try:
             reply = answer(request)
-        except UnknownDeviceError as error:
+        except (RequestTooLargeError, UnknownDeviceError) as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"{error}; {error.remedy}") from None
         except UnusableDeviceError as error:
             raise GRPCError(Status.FAILED_PRECONDITION, f"{error}; {error.remedy}") from None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
+import secrets
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from _nvplug.errors import DirectoryDeadError
 from _nvplug.happenings import DirectoryDead, LivingSocketsFound, Publish, StaleSocketRemoved
 from _nvplug.kubelet.doorbell import Doorbell
 
-__all__ = ["Change", "Identity", "Poller", "change", "clear_leftovers", "identify"]
+__all__ = ["Change", "Identity", "Poller", "change", "clear_leftovers", "identify", "new_socket"]
 
 # Seconds between looks while something is wanted or has just changed, and while all is quiet; and the least, in case
 # the doorbell does not stop ringing.
@@ -34,6 +35,9 @@ AT_LEAST = 0.01
 
 # Seconds that a change keeps the poller brisk: trouble seldom comes alone.
 BRISK_AFTER_CHANGE = 5.0
+
+# Bytes of a socket's path: sun_path has one more, for a zero.
+LONGEST_PATH = 107
 
 # Seconds for which the directory must be dead before a new process is asked for.
 DEAD_FOR = 30.0
@@ -161,6 +165,17 @@ class Poller:
                 f"{self._directory} was deleted behind our mount of it, {DEAD_FOR:.0f} s ago",
                 remedy="start this process anew, so that it mounts the new directory (a DaemonSet and a unit do)",
             )
+
+
+def new_socket(directory: Path, resource: str) -> Path:
+    """A path for a socket of ours, never the same twice.
+
+    As long as the kernel's sockaddr_un allows: the name of a resource alone may have 63 characters.
+    """
+    # Random, since a pid is 1 in every container; and never used again: kubelets from 1.37 on know clients by it.
+    end = f"-{secrets.token_hex(4)}.sock"
+    room = LONGEST_PATH - len(os.fsencode(directory / f"nvplug-{end}"))
+    return directory / f"nvplug-{resource.rpartition('/')[2][:room]}{end}"
 
 
 def clear_leftovers(directory: Path, ours: str, foreign: tuple[str, ...], publish: Publish) -> None:

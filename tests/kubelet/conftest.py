@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import IN_MEMORY, file_system_of
 
 from kubelet.build import VERSIONS, GoError, build
 
@@ -15,29 +16,43 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marker."""
-    config.addinivalue_line(
-        "markers", "conformance: runs against the real kubelet's code, which Go builds once, in minutes"
-    )
+    config.addinivalue_line("markers", "mutants: spoils the program on purpose; left out of `make test`")
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def kdm(request: pytest.FixtureRequest) -> Path:
     """The real device manager of each version. Without a Go that can build it the test is skipped, and says so.
 
-    With CONFORMANCE_REQUIRED set, as in CI, it fails instead.
+    In CI, where the environment has ``CI=true``, it fails instead.
     """
     version: str = request.param
+    return _built(version)
+
+
+@pytest.fixture(scope="session")
+def every_kdm() -> None:
+    """Sees that all versions are there, as `kdm` does."""
+    for version in VERSIONS:
+        _built(version)
+
+
+def _built(version: str) -> Path:
     try:
         return build(version)
     except GoError as error:
         reason = f"the real kubelet {version} cannot be built: {error}; {error.remedy}"
-        if os.environ.get("CONFORMANCE_REQUIRED"):
+        if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where a kubelet and its plugins meet. Not below tmp_path, whose length a socket's path cannot have."""
-    with tempfile.TemporaryDirectory(prefix="kdm-") as path:
+    """Where a kubelet and its plugins meet: on a disk, as on a node, where inode numbers are used again at once.
+
+    Not below tmp_path, whose length a socket's path cannot have.
+    """
+    parents = [parent for parent in (Path("/tmp"), Path("/var/tmp")) if os.access(parent, os.W_OK)]
+    on_disk = [parent for parent in parents if file_system_of(parent) not in IN_MEMORY]
+    with tempfile.TemporaryDirectory(prefix="kdm-", dir=next(iter(on_disk), None)) as path:
         yield Path(path, "device-plugins")

@@ -258,6 +258,21 @@ class DeviceManager:
             )
         return Reached(answer["elapsed"], answer["since_start"])
 
+    async def stays_allocatable(self, resource: str, n: int, *, seconds: float) -> None:
+        """Sees that ``n`` devices are allocatable for so long; looks every hundredth of a second.
+
+        Raises:
+            NotReachedError: there were more, or fewer.
+        """
+        end = trio.current_time() + seconds
+        while trio.current_time() < end:
+            found = (await self.status()).allocatable.get(resource, 0)
+            if found != n:
+                raise NotReachedError(
+                    f"{resource} was to stay {n}, and became {found}. The kubelet's log:\n{self.log()}"
+                )
+            await trio.sleep(0.01)
+
     async def admit(
         self,
         uid: str,

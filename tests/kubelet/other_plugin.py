@@ -19,6 +19,9 @@ from peer.contract import PLUGIN, REGISTRATION, message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SOCKET = "nvidia-gpu.sock"
+"""Its name, which other plugins have for NVIDIA's GPUs, too."""
+
 _STREAMS = 8
 _LOOK = 0.05
 _REGISTER_WITHIN = 15.0
@@ -84,7 +87,7 @@ def main(directory: Path, resource: str, ids: list[str]) -> None:
     """Serves until SIGTERM."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: told.set())
-    kubelet, socket = directory / "kubelet.sock", directory / "nvidia-gpu.sock"
+    kubelet, socket = directory / "kubelet.sock", directory / SOCKET
     plugin = _Plugin(ids)
     while not told.is_set():
         if not kubelet.exists():

@@ -12,12 +12,24 @@
  *   driver TEXT                    the driver's version
  *   uuid I TEXT, name I TEXT, pci I TEXT, minor I N, memory I BYTES
  *   events I MASK                  event types that GPU I supports
+ *   gone I                         GPU I is not there any more, and those after it move up
+ *   action I N                     the driver's recovery action, a field that drivers do not have without this line
+ *   ecc I N, energy I N            uncorrectable errors; millijoules
+ *   rows I FAILURE PENDING         of row remapping; without this line the GPU cannot
+ *   pages I N                      retired pages; without this line the GPU does not have them
+ *   mig I CURRENT PENDING          its MIG mode
+ *   cut I J UUID GI CI PROFILE GPU_SLICES COMPUTE_SLICES MIB
+ *                                  MIG device J of GPU I; an NVML_GPU_INSTANCE_PROFILE
  *   path I J LEVEL                 nvmlGpuTopologyLevel_t between two GPUs, both ways
  *   link I TEXT                    GPU I has one more active NVLink, which leads to this PCI address
- *   error FUNCTION I|* CODE        this function returns CODE (for GPU I)
- *   hang FUNCTION I|*              this function does not return (for GPU I) while this line is there
+ *   error FUNCTION|* I|* CODE      this function (*: every one) returns CODE (for GPU I)
+ *   hang FUNCTION|* I|*            this function does not return (for GPU I) while this line is there
  *   event ID I|? XID [GI [CI]]     GPU I (?: no GPU that exists) has an XID. IDs grow; a process gets each once, and
  *                                  like a driver loses those of GPUs that are not registered, or from before nvmlInit
+ *   notice ID I MASK               the same for an event of another type
+ *
+ * A process that has attached a GPU has the file nvidiaI open, beside the control file: by nvmlInit_v2 all, and by
+ * nvmlInitWithFlags(NVML_INIT_FLAG_NO_ATTACH) only those whose handle was asked for; until the last nvmlShutdown.
  *
  * Calls are counted, by name, in NVML_STANDIN.calls if that file exists: records of 56 bytes of name and 8 of count.
  * So are the crimes misuse_shutdown and misuse_free (with another thread inside the library), misuse_set (a freed
@@ -42,12 +54,21 @@
 
 #include <nvml.h>
 
-enum { GPUS = 64, RULES = 256, EVENTS = 1024, RECORDS = 128, WHOLE = -1, NOBODY = -2 };
+enum { GPUS = 64, MIGS = 8, RULES = 256, EVENTS = 1024, RECORDS = 128, WHOLE = -1, NOBODY = -2 };
+
+struct mig {
+    char uuid[96];
+    unsigned int gpu_instance, compute_instance, profile, gpu_slices, compute_slices;
+    unsigned long long memory;
+};
 
 struct gpu {
+    struct mig cut[MIGS];
     char uuid[96], name[96], pci[32];
     unsigned int minor, links;
-    unsigned long long memory, events;
+    unsigned long long memory, events, ecc, energy;
+    bool gone, has_action, has_rows, has_pages;
+    unsigned int action, failure, pending, pages, mig, mig_pending;
     char link[NVML_NVLINK_MAX_LINKS][32];
     int path[GPUS];
 };
@@ -61,12 +82,17 @@ struct rule {
 struct event {
     long id;
     int index;
-    unsigned long long xid;
+    unsigned long long type, xid;
     unsigned int gpu_instance, compute_instance;
 };
 
 struct nvmlDevice_st {
     int unused;
+};
+
+struct nvmlGpuInstance_st {
+    int gpu;
+    unsigned int id;
 };
 
 struct nvmlEventSet_st {
@@ -91,10 +117,11 @@ static struct rule rule[RULES];
 static int events;
 static struct event event[EVENTS];
 static long delivered;
-static int initialised, inside, busy[GPUS];
+static int initialised, inside, busy[GPUS], attached[GPUS];
 static struct record *records;
 static int records_fd;
-static struct nvmlDevice_st handles[GPUS + 1];
+static struct nvmlDevice_st handles[GPUS + 1], mig_handles[GPUS * MIGS];
+static struct nvmlGpuInstance_st instances[GPUS][MIGS];
 
 /* Not inlined, so that no compiler guesses at lengths: what is too long is cut. */
 static __attribute__((noinline)) void copy(char *to, size_t size, const char *from)
@@ -132,7 +159,7 @@ static void obey(char *line)
     char verb[32] = "", a[64] = "", b[96] = "";
     char *rest = line;
     int used = 0, i, j, level, code;
-    struct event e = {0, NOBODY, 0, UINT_MAX, UINT_MAX};
+    struct event e = {0, NOBODY, nvmlEventTypeXidCriticalError, 0, UINT_MAX, UINT_MAX};
 
     if (sscanf(line, "%31s %63s %n", verb, a, &used) < 2)
         return;
@@ -159,6 +186,10 @@ static void obey(char *line)
         e.id = atol(a);
         e.index = index_of(b);
         event[events++] = e;
+    } else if (!strcmp(verb, "notice") && events < EVENTS && sscanf(rest, "%*s %llu", &e.type) == 1) {
+        e.id = atol(a);
+        e.index = index_of(b);
+        event[events++] = e;
     } else if (i >= 0) {
         struct gpu *g = &gpu[i];
 
@@ -174,7 +205,28 @@ static void obey(char *line)
             g->memory = strtoull(rest, NULL, 0);
         else if (!strcmp(verb, "events"))
             g->events = strtoull(rest, NULL, 0);
-        else if (!strcmp(verb, "link") && g->links < NVML_NVLINK_MAX_LINKS)
+        else if (!strcmp(verb, "gone"))
+            g->gone = true;
+        else if (!strcmp(verb, "ecc"))
+            g->ecc = strtoull(rest, NULL, 0);
+        else if (!strcmp(verb, "energy"))
+            g->energy = strtoull(rest, NULL, 0);
+        else if (!strcmp(verb, "action"))
+            g->has_action = sscanf(rest, "%u", &g->action) == 1;
+        else if (!strcmp(verb, "rows"))
+            g->has_rows = sscanf(rest, "%u %u", &g->failure, &g->pending) == 2;
+        else if (!strcmp(verb, "pages"))
+            g->has_pages = sscanf(rest, "%u", &g->pages) == 1;
+        else if (!strcmp(verb, "mig"))
+            sscanf(rest, "%u %u", &g->mig, &g->mig_pending);
+        else if (!strcmp(verb, "cut")) {
+            struct mig m;
+
+            if (sscanf(rest, "%d %95s %u %u %u %u %u %llu", &j, m.uuid, &m.gpu_instance, &m.compute_instance, &m.profile,
+                       &m.gpu_slices, &m.compute_slices, &m.memory) == 8
+                && j >= 0 && j < MIGS)
+                g->cut[j] = m;
+        } else if (!strcmp(verb, "link") && g->links < NVML_NVLINK_MAX_LINKS)
             copy(g->link[g->links++], sizeof g->link[0], rest);
         else if (!strcmp(verb, "path") && sscanf(rest, "%d %d", &j, &level) == 2 && j >= 0 && j < GPUS)
             gpu[i].path[j] = gpu[j].path[i] = level;
@@ -253,13 +305,29 @@ static const struct rule *find(const char *function, int index)
     const struct rule *found = NULL;
 
     for (int i = 0; i < rules; i++)
-        if (!strcmp(rule[i].function, function) && (rule[i].index == WHOLE || rule[i].index == index))
+        if ((!strcmp(rule[i].function, function) || (*rule[i].function == '*' && index >= 0)) && (rule[i].index == WHOLE || rule[i].index == index))
             found = &rule[i];
     return found;
 }
 
+static bool is_mig(nvmlDevice_t device)
+{
+    return device >= mig_handles && device < mig_handles + GPUS * MIGS;
+}
+
+static const struct mig *mig_by_handle(nvmlDevice_t device)
+{
+    long n = is_mig(device) ? device - mig_handles : 0;
+    const struct mig *found = &gpu[n / MIGS].cut[n % MIGS];
+
+    return is_mig(device) && *found->uuid ? found : NULL;
+}
+
+/* The GPU's own, also of a MIG device. */
 static int index_by_handle(nvmlDevice_t device)
 {
+    if (is_mig(device))
+        return (int)((device - mig_handles) / MIGS);
     return device >= handles && device < handles + GPUS ? (int)(device - handles) : NOBODY;
 }
 
@@ -293,6 +361,8 @@ static struct visit enter(const char *function, int index, bool needs_init)
         visit.code = NVML_ERROR_UNINITIALIZED;
     else if (index != WHOLE && (index < 0 || index >= gpus))
         visit.code = NVML_ERROR_INVALID_ARGUMENT;
+    else if (index >= 0 && gpu[index].gone)
+        visit.code = NVML_ERROR_GPU_IS_LOST;
     return visit;
 }
 
@@ -322,8 +392,36 @@ static nvmlReturn_t text(char *to, unsigned int length, const char *from)
     return NVML_SUCCESS;
 }
 
+static void attach(int i)
+{
+    char name[PATH_MAX + 32];
+
+    if (attached[i])
+        return;
+    copy(name, sizeof name, control);
+    snprintf(strrchr(name, '/') ? strrchr(name, '/') + 1 : name, 32, "nvidia%d", i);
+    /* Never 0 in a process that has a standard input. */
+    attached[i] = open(name, O_RDONLY | O_CREAT | O_CLOEXEC, 0600);
+}
+
+/* The GPU of an index. */
+static int slot(unsigned int index)
+{
+    int found = NOBODY;
+
+    pthread_mutex_lock(&lock);
+    open_once();
+    refresh();
+    for (int i = 0; i < gpus && found == NOBODY; i++)
+        if (!gpu[i].gone && !index--)
+            found = i;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 static nvmlReturn_t handle(int i, nvmlDevice_t *device)
 {
+    attach(i);
     *device = &handles[i];
     return NVML_SUCCESS;
 }
@@ -340,8 +438,12 @@ static nvmlReturn_t pci_info(nvmlPciInfo_t *pci, const char *address)
 
 /* The library as a whole. */
 
-static nvmlReturn_t initialise(void)
+static nvmlReturn_t initialise(unsigned int flags)
 {
+    if (!(flags & NVML_INIT_FLAG_NO_ATTACH))
+        for (int i = 0; i < gpus; i++)
+            if (!gpu[i].gone)
+                attach(i);
     if (!initialised++)
         for (int i = 0; i < events; i++)
             delivered = event[i].id > delivered ? event[i].id : delivered;
@@ -351,14 +453,13 @@ static nvmlReturn_t initialise(void)
 nvmlReturn_t nvmlInit_v2(void)
 {
     VISIT(WHOLE, false);
-    return initialise();
+    return initialise(0);
 }
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     VISIT(WHOLE, false);
-    (void)flags;
-    return initialise();
+    return initialise(flags);
 }
 
 nvmlReturn_t nvmlShutdown(void)
@@ -366,7 +467,12 @@ nvmlReturn_t nvmlShutdown(void)
     LIBRARY;
     if (inside > 1)
         tally("misuse_shutdown");
-    initialised--;
+    if (!--initialised)
+        for (int i = 0; i < GPUS; i++) {
+            if (attached[i] > 0)
+                close(attached[i]);
+            attached[i] = 0;
+        }
     return NVML_SUCCESS;
 }
 
@@ -409,6 +515,8 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *n)
 {
     LIBRARY;
     *n = (unsigned int)count;
+    for (int i = 0; i < count && i < GPUS; i++)
+        *n -= gpu[i].gone;
     return NVML_SUCCESS;
 }
 
@@ -423,7 +531,7 @@ static nvmlReturn_t looked_up(const char *function, int i, nvmlDevice_t *device)
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    VISIT(index < GPUS ? (int)index : NOBODY, true);
+    VISIT(slot(index), true);
     return handle(visit.index, device);
 }
 
@@ -431,7 +539,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     LIBRARY;
     for (int i = 0; i < gpus; i++)
-        if (!strcmp(gpu[i].uuid, uuid))
+        if (!gpu[i].gone && !strcmp(gpu[i].uuid, uuid))
             return looked_up(__func__, i, device);
     return NVML_ERROR_NOT_FOUND;
 }
@@ -440,7 +548,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t 
 {
     LIBRARY;
     for (int i = 0; i < gpus; i++)
-        if (!strcasecmp(gpu[i].pci, address))
+        if (!gpu[i].gone && !strcasecmp(gpu[i].pci, address))
             return looked_up(__func__, i, device);
     return NVML_ERROR_NOT_FOUND;
 }
@@ -450,6 +558,8 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     DEVICE;
+    if (is_mig(device))
+        return mig_by_handle(device) ? text(uuid, length, mig_by_handle(device)->uuid) : NVML_ERROR_NOT_FOUND;
     return text(uuid, length, self->uuid);
 }
 
@@ -499,6 +609,69 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     *major = 9;
     *minor = 0;
     return NVML_SUCCESS;
+}
+
+/* How a GPU is. */
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int n, nvmlFieldValue_t *values)
+{
+    DEVICE;
+    for (int i = 0; i < n; i++) {
+        nvmlFieldValue_t *value = &values[i];
+
+        value->nvmlReturn = NVML_SUCCESS;
+        if (value->fieldId == NVML_FI_DEV_GET_GPU_RECOVERY_ACTION && self->has_action) {
+            value->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+            value->value.uiVal = self->action;
+        } else if (value->fieldId == NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION && self->energy) {
+            value->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
+            value->value.ullVal = self->energy;
+        } else {
+            value->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+        }
+    }
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
+                                         unsigned long long *n)
+{
+    DEVICE;
+    *n = type == NVML_MEMORY_ERROR_TYPE_UNCORRECTED && counter == NVML_VOLATILE_ECC ? self->ecc : 0;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
+                                       unsigned int *pending, unsigned int *failure)
+{
+    DEVICE;
+    *corrected = *uncorrected = 0;
+    *pending = self->pending;
+    *failure = self->failure;
+    return self->has_rows ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *n,
+                                       unsigned long long *addresses)
+{
+    DEVICE;
+    unsigned int room = *n;
+
+    if (!self->has_pages)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *n = cause == NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR ? self->pages : 0;
+    if (room < *n)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; i < *n; i++)
+        addresses[i] = i;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *pending)
+{
+    DEVICE;
+    *pending = NVML_FEATURE_DISABLED;
+    return self->has_pages ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* How GPUs hang together. */
@@ -575,11 +748,11 @@ static bool take(nvmlEventSet_t set, nvmlEventData_t *data)
         if (e->id <= delivered)
             continue;
         delivered = e->id;
-        if (e->index != NOBODY && (e->index < 0 || !(set->mask[e->index] & nvmlEventTypeXidCriticalError)))
+        if (e->index != NOBODY && (e->index < 0 || !(set->mask[e->index] & e->type)))
             continue;
         *data = (nvmlEventData_t){
             .device = &handles[e->index == NOBODY ? GPUS : e->index],
-            .eventType = nvmlEventTypeXidCriticalError,
+            .eventType = e->type,
             .eventData = e->xid,
             .gpuInstanceId = e->gpu_instance,
             .computeInstanceId = e->compute_instance,
@@ -639,26 +812,112 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     return code;
 }
 
-/* MIG: switched off on every GPU. */
+/* MIG. */
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
     DEVICE;
-    *current = *pending = NVML_DEVICE_MIG_DISABLE;
+    *current = self->mig;
+    *pending = self->mig_pending;
     return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *n)
 {
     DEVICE;
-    *n = 0;
+    *n = self->mig ? MIGS - 1 : 0;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
+nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *result)
 {
     DEVICE;
-    *is_mig = 0;
+    *result = is_mig(device);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
+{
+    DEVICE;
+    if (index >= MIGS || !*self->cut[index].uuid)
+        return NVML_ERROR_NOT_FOUND;
+    *mig = &mig_handles[visit.index * MIGS + (int)index];
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *parent)
+{
+    DEVICE;
+    *parent = &handles[visit.index];
+    return NVML_SUCCESS;
+}
+
+#define MIG                                           \
+    DEVICE;                                           \
+    const struct mig *mig = mig_by_handle(device);    \
+    if (!mig)                                         \
+    return NVML_ERROR_INVALID_ARGUMENT
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
+{
+    MIG;
+    *id = mig->gpu_instance;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
+{
+    MIG;
+    *id = mig->compute_instance;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
+{
+    MIG;
+    *attributes = (nvmlDeviceAttributes_t){
+        .gpuInstanceSliceCount = mig->gpu_slices,
+        .computeInstanceSliceCount = mig->compute_slices,
+        .memorySizeMB = mig->memory,
+    };
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance)
+{
+    DEVICE;
+    for (int j = 0; j < MIGS; j++)
+        if (*self->cut[j].uuid && self->cut[j].gpu_instance == id) {
+            *instance = &instances[visit.index][j];
+            **instance = (struct nvmlGpuInstance_st){visit.index, id};
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* The ids of profiles are other numbers than the profiles, as with the real ones. */
+nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
+{
+    LIBRARY;
+    const struct mig *cut = gpu[instance->gpu].cut;
+
+    for (int j = 0; j < MIGS; j++)
+        if (*cut[j].uuid && cut[j].gpu_instance == instance->id) {
+            *info = (nvmlGpuInstanceInfo_t){
+                .device = &handles[instance->gpu], .id = instance->id, .profileId = cut[j].profile + 40};
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile,
+                                                 nvmlGpuInstanceProfileInfo_t *info)
+{
+    DEVICE;
+    if (profile >= NVML_GPU_INSTANCE_PROFILE_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memset(info, 0, sizeof *info);
+    info->id = profile + 40;
     return NVML_SUCCESS;
 }
 
@@ -670,14 +929,6 @@ nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_m
     }
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-NOT_HERE(nvmlDeviceGetMigDeviceHandleByIndex, nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
-NOT_HERE(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, nvmlDevice_t mig, nvmlDevice_t *device)
-NOT_HERE(nvmlDeviceGetGpuInstanceId, nvmlDevice_t device, unsigned int *id)
-NOT_HERE(nvmlDeviceGetComputeInstanceId, nvmlDevice_t device, unsigned int *id)
-NOT_HERE(nvmlDeviceGetAttributes_v2, nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-NOT_HERE(nvmlDeviceGetGpuInstanceById, nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance)
-NOT_HERE(nvmlDeviceGetGpuInstanceProfileInfo, nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info)
-NOT_HERE(nvmlGpuInstanceGetInfo, nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
 NOT_HERE(nvmlGpuInstanceGetComputeInstanceById, nvmlGpuInstance_t instance, unsigned int id, nvmlComputeInstance_t *compute)
 NOT_HERE(nvmlGpuInstanceGetComputeInstanceProfileInfo, nvmlGpuInstance_t instance, unsigned int profile, unsigned int engine,
          nvmlComputeInstanceProfileInfo_t *info)

@@ -153,14 +153,59 @@ class Control:
         self._set(("driver",), f"driver {version}")
 
     def gpu(self, index: int, **properties: str | int) -> None:
-        """Changes properties of one GPU: uuid, name, pci, minor, memory (bytes), events (a mask)."""
+        """Changes properties of one GPU.
+
+        Args:
+            index: of the GPU.
+            properties: uuid, name, pci, minor, memory (bytes), events (a mask); action (the recovery action), ecc
+                (uncorrectable errors), energy (millijoules), rows ("failure pending"), pages, mig ("current pending").
+        """
         for name, value in properties.items():
             self._lines[name, str(index)] = f"{name} {index} {value}"
         self._write()
 
+    def cut(self, index: int, *devices: str) -> None:
+        """Cuts a GPU into MIG devices: ``UUID GI CI PROFILE GPU_SLICES COMPUTE_SLICES MIB`` of each."""
+        self._lines["mig", str(index)] = f"mig {index} 1 1"
+        lines = (f"cut {index} {number} {device}" for number, device in enumerate(devices))
+        self._set(("cut", str(index)), "\n".join(lines))
+
+    def remove(self, index: int) -> None:
+        """Takes a GPU off the bus: those after it move up, and sysfs loses it."""
+        self._set(("gone", str(index)), f"gone {index}")
+        shutil.rmtree(self._device(index), ignore_errors=True)
+
+    def put_back(self, index: int) -> None:
+        """Takes ``remove`` back."""
+        self.plug(index)
+        self._set(("gone", str(index)), None)
+
+    def plug(self, index: int) -> None:
+        """Has sysfs show a GPU, whose address is the one that it has by default."""
+        device = self._device(index)
+        device.mkdir(parents=True, exist_ok=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+
+    def lose(self, index: int) -> None:
+        """Has a GPU answer everything with ERROR_GPU_IS_LOST, until ``heal("*", index)``."""
+        self.error("*", 15, index)
+
+    def attached(self, process: int | str = "self") -> set[int]:
+        """The GPUs that a process holds open."""
+        found = set()
+        for link in Path("/proc", str(process), "fd").iterdir():
+            try:
+                file = link.readlink()
+            except FileNotFoundError:
+                continue
+            if file.parent == self._file.parent and file.name.startswith("nvidia"):
+                found.add(int(file.name.removeprefix("nvidia")))
+        return found
+
     def numa(self, index: int, text: str) -> None:
         """What sysfs has as the NUMA node of a GPU, whose address is the one that it has by default."""
-        node = self.sysfs / "bus" / "pci" / "devices" / f"0000:{0x10 + index:02x}:00.0" / "numa_node"
+        node = self._device(index) / "numa_node"
         node.parent.mkdir(parents=True, exist_ok=True)
         node.write_text(text)
 
@@ -195,6 +240,11 @@ class Control:
         self._events.append(" ".join(map(str, words)))
         self._write()
 
+    def notice(self, index: int, event_type: int) -> None:
+        """An event of one GPU that is no XID: an nvmlEventType."""
+        self._events.append(f"notice {len(self._events) + 1} {index} {event_type}")
+        self._write()
+
     def calls(self) -> dict[str, int]:
         """How often each function has been called, all processes together; and crimes, as ``misuse_...``."""
         records = _RECORD.iter_unpack(self._calls.read_bytes())
@@ -203,6 +253,9 @@ class Control:
     def crimes(self) -> dict[str, int]:
         """What the callers did that the real library would not survive: empty, or something is wrong."""
         return {name: count for name, count in self.calls().items() if re.match("misuse_", name)}
+
+    def _device(self, index: int) -> Path:
+        return self.sysfs / "bus" / "pci" / "devices" / f"0000:{0x10 + index:02x}:00.0"
 
     def _set(self, key: tuple[str, ...], line: str | None) -> None:
         self._lines.pop(key, None)

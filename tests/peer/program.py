@@ -145,6 +145,10 @@ class Program:
         with trio.fail_after(timeout):
             return await self._process.wait()
 
+    def send(self, signum: signal.Signals) -> None:
+        """Sends the signal."""
+        self._process.send_signal(signum)
+
     async def stop(self, signum: signal.Signals = signal.SIGTERM, *, timeout: float = _DEADLINE) -> Ended:
         """Sends the signal and waits for the end."""
         at = time.monotonic()

@@ -1,61 +1,21 @@
-"""What the operator asked for: flags and environment become one frozen Config.
-
-A flag wins over its variable, and that over the default. Names, values and variables are those of NVIDIA's plugin
-wherever it has the option, and so are the spellings, which are those of Go's package flag:
-
-- one dash or two, and the value behind ``=`` or in the next word;
-- a switch alone means true; it takes its value behind ``=`` only, as the next word is not its;
-- of a repeated flag the last one counts, but a list grows by repetition as well as by commas;
-- aliases are the same flag;
-- an empty variable counts as unset.
-
-Go stops at the first word that is no flag, and ignores the rest. That is how ``--pass-device-specs false`` comes to
-mean true, so here it is an error.
-"""
+"""Everything that can be asked for by a flag, a variable or a key of the file: one table."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from _nvplug.errors import OptionError
+from _nvplug.config.model import KUBELET_SOCKET
 
-__all__ = ["INERT", "OPTIONS", "Config", "Kind", "Option", "read_config"]
-
-KUBELET_SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
+__all__ = ["INERT", "OPTIONS", "Kind", "Option"]
 
 # sun_path holds 108 bytes, the last of them zero. Our own sockets need room for their names in the same directory.
 LONGEST_SOCKET: Final = 107
 LONGEST_DIRECTORY: Final = 70
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The options in force, each under the name of its flag.
-
-    Attributes:
-        kubelet_socket: where the kubelet listens; our own sockets are made in the same directory.
-        device_discovery_strategy: ``auto``, ``nvml``, or ``simulated:`` and a machine or a file.
-        driver_root_ctr_path: where the driver's root is mounted, if not at ``/``.
-        device_list_strategy: how a container is told its devices.
-        device_id_strategy: whether it is told UUIDs or indices.
-        pass_device_specs: whether it is given the device nodes as well.
-        driver_root: the driver's root on the host.
-        dev_root: the directory on the host that holds ``dev``.
-    """
-
-    kubelet_socket: Path
-    device_discovery_strategy: str
-    driver_root_ctr_path: str
-    device_list_strategy: tuple[str, ...]
-    device_id_strategy: str
-    pass_device_specs: bool
-    driver_root: str
-    dev_root: str
 
 
 T = TypeVar("T")
@@ -86,6 +46,8 @@ class Option(Generic[T]):
         default: as it would be written.
         kind: how it is written.
         help: one line.
+        key: its place in the file, ``""`` if it has none.
+        lasting: whether it holds for as long as the process runs, whatever is configured later.
     """
 
     flags: tuple[str, ...]
@@ -93,6 +55,8 @@ class Option(Generic[T]):
     default: str
     kind: Kind[T]
     help: str
+    key: str = ""
+    lasting: bool = False
 
     @property
     def field(self) -> str:
@@ -101,7 +65,7 @@ class Option(Generic[T]):
 
     @property
     def written(self) -> str:
-        """Every spelling, for a person to read."""
+        """Every spelling on the command line and in the environment, for a person to read."""
         return ", ".join([*(f"--{flag}" for flag in self.flags), *self.variables])
 
 
@@ -188,6 +152,15 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         KUBELET_SOCKET,
         Kind(_socket),
         "where the kubelet listens; our own sockets are made beside it",
+        lasting=True,
+    ),
+    Option(
+        ("config-file",),
+        ("CONFIG_FILE",),
+        "",
+        _TEXT,
+        "YAML or JSON as NVIDIA's plugin reads it; read again when it changes, and at SIGHUP",
+        lasting=True,
     ),
     Option(
         ("device-discovery-strategy",),
@@ -195,6 +168,8 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "auto",
         Kind(_discovery),
         "where GPUs come from: auto, nvml, simulated:8xH100 or simulated:FILE",
+        "flags.deviceDiscoveryStrategy",
+        lasting=True,
     ),
     Option(
         ("driver-root-ctr-path", "container-driver-root"),
@@ -202,6 +177,8 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "/driver-root",
         _DIRECTORY,
         "where the driver's root is mounted; without one, / is searched",
+        "flags.plugin.containerDriverRoot",
+        lasting=True,
     ),
     Option(
         ("device-list-strategy",),
@@ -209,6 +186,7 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "envvar",
         _some_of("envvar", unsupported=("volume-mounts", "cdi-annotations", "cdi-cri")),
         "how a container is told its devices: envvar",
+        "flags.plugin.deviceListStrategy",
     ),
     Option(
         ("device-id-strategy",),
@@ -216,6 +194,7 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "uuid",
         _one_of("uuid", "index"),
         "what a container is told: uuid or index",
+        "flags.plugin.deviceIDStrategy",
     ),
     Option(
         ("pass-device-specs",),
@@ -223,6 +202,7 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "false",
         _SWITCH,
         "whether a container is given the device nodes as well",
+        "flags.plugin.passDeviceSpecs",
     ),
     Option(
         ("driver-root", "nvidia-driver-root"),
@@ -230,6 +210,7 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "/",
         _DIRECTORY,
         "the driver's root on the host",
+        "flags.nvidiaDriverRoot",
     ),
     Option(
         ("dev-root", "nvidia-dev-root"),
@@ -237,31 +218,48 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "",
         Kind(lambda text: _directory(text) if text else ""),
         "the directory on the host that holds dev; the same as driver-root if empty",
+        "flags.nvidiaDevRoot",
     ),
-)
-"""What nvplug has: one for each field of Config."""
-
-INERT: Final[tuple[Option[Any], ...]] = (
     Option(
         ("mig-strategy",),
         ("MIG_STRATEGY",),
         "none",
-        _one_of("none", unsupported=("single", "mixed")),
-        "not supported yet",
+        _one_of("none", "single", "mixed"),
+        "which parts of a GPU are offered: none, single or mixed",
+        "flags.migStrategy",
     ),
+    Option(
+        ("shared-devices-allocation-policy",),
+        ("SHARED_DEVICES_ALLOCATION_POLICY",),
+        "distributed",
+        _one_of("distributed", "packed"),
+        "where the replicas of one container come from: distributed over devices, or packed",
+        "flags.plugin.sharedDevicesAllocationPolicy",
+    ),
+)
+"""What nvplug has: one for each field of Config that is not a section of the file."""
+
+INERT: Final[tuple[Option[Any], ...]] = (
     Option(
         ("fail-on-init-error",),
         ("FAIL_ON_INIT_ERROR",),
         "true",
         _SWITCH,
         "nvplug waits for the driver in both cases: an end would take the node's GPUs away",
+        "flags.failOnInitError",
     ),
-    Option(("gdrcopy-enabled",), ("GDRCOPY_ENABLED",), "false", _OFF, "not supported yet"),
-    Option(("gds-enabled",), ("GDS_ENABLED",), "false", _OFF, "not supported yet"),
-    Option(("mofed-enabled",), ("MOFED_ENABLED",), "false", _OFF, "not supported yet"),
-    Option(("imex-channel-ids",), ("IMEX_CHANNEL_IDS",), "", replace(_NOTHING, is_list=True), "not supported yet"),
-    Option(("imex-required",), ("IMEX_REQUIRED",), "false", _OFF, "not supported yet"),
-    Option(("config-file",), ("CONFIG_FILE",), "", _NOTHING, "not supported yet"),
+    Option(("gdrcopy-enabled",), ("GDRCOPY_ENABLED",), "false", _OFF, "not supported yet", "flags.gdrcopyEnabled"),
+    Option(("gds-enabled",), ("GDS_ENABLED",), "false", _OFF, "not supported yet", "flags.gdsEnabled"),
+    Option(("mofed-enabled",), ("MOFED_ENABLED",), "false", _OFF, "not supported yet", "flags.mofedEnabled"),
+    Option(
+        ("imex-channel-ids",),
+        ("IMEX_CHANNEL_IDS",),
+        "",
+        replace(_NOTHING, is_list=True),
+        "not supported yet",
+        "imex.channelIDs",
+    ),
+    Option(("imex-required",), ("IMEX_REQUIRED",), "false", _OFF, "not supported yet", "imex.required"),
     Option((), ("DP_DISABLE_HEALTHCHECKS",), "", _NOTHING, "not supported yet"),
     Option((), ("DP_ENABLE_HEALTHCHECKS",), "", _NOTHING, "not supported yet"),
     # Charts and operators set these on every node, whether or not it uses what they are for.
@@ -271,6 +269,7 @@ INERT: Final[tuple[Option[Any], ...]] = (
         "cdi.k8s.io/",
         _TEXT,
         "for --device-list-strategy=cdi-annotations, which is refused",
+        "flags.plugin.cdiAnnotationPrefix",
     ),
     Option(
         ("nvidia-cdi-hook-path", "nvidia-ctk-path"),
@@ -278,6 +277,7 @@ INERT: Final[tuple[Option[Any], ...]] = (
         "/usr/bin/nvidia-ctk",
         _TEXT,
         "for --device-list-strategy=cdi-*, which is refused",
+        "flags.plugin.nvidiaCTKPath",
     ),
     Option(
         ("cdi-feature-flags",),
@@ -293,95 +293,6 @@ INERT: Final[tuple[Option[Any], ...]] = (
         replace(_TEXT, is_list=True),
         "for --device-list-strategy=cdi-*, which is refused",
     ),
-    Option(("mps-root",), ("MPS_ROOT",), "", _TEXT, "for shared GPUs, which only a --config-file asks for"),
-    Option(
-        ("shared-devices-allocation-policy",),
-        ("SHARED_DEVICES_ALLOCATION_POLICY",),
-        "distributed",
-        _one_of("distributed", "packed"),
-        "for shared GPUs, which only a --config-file asks for",
-    ),
+    Option(("mps-root",), ("MPS_ROOT",), "", _TEXT, "for sharing.mps, which is refused", "flags.mpsRoot"),
 )
 """What NVIDIA's plugin has and nvplug has not: accepted where it asks for nothing, refused by name otherwise."""
-
-
-# --- reading
-
-
-def read_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
-    """Makes the Config from the command line and the environment.
-
-    Args:
-        arguments: the flags, without the program and the command.
-        environment: the variables.
-
-    Raises:
-        OptionError: naming the flag or variable, what it says, and what is allowed.
-    """
-    given = _read_flags(arguments)
-    for option in INERT:
-        _value(option, given, environment)
-    values = {option.field: _value(option, given, environment) for option in OPTIONS}
-    return Config(**{**values, "dev_root": values["dev_root"] or values["driver_root"]})
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    origin: str
-    text: str
-
-
-def _value(option: Option[T], given: Mapping[Option[Any], _Written], environment: Mapping[str, str]) -> T:
-    variables = (_Written(name, environment[name]) for name in option.variables if environment.get(name))
-    written = given.get(option) or next(variables, None)
-    if written is None:
-        return option.kind.parse(option.default)
-    try:
-        return option.kind.parse(written.text)
-    except ValueError as error:
-        raise OptionError(
-            f"{written.origin} is {written.text!r}: {error}", remedy=f"correct or remove {written.origin}"
-        ) from None
-
-
-def _read_flags(arguments: Sequence[str]) -> Mapping[Option[Any], _Written]:
-    known = {flag: option for option in (*OPTIONS, *INERT) for flag in option.flags}
-    given: dict[Option[Any], _Written] = {}
-    words = iter(arguments)
-    for word in words:
-        spelling, equals, text = word.partition("=")
-        name = spelling.removeprefix("-").removeprefix("-")
-        if word in {"-", "--"} or name == spelling:
-            _refuse_words([word, *words])
-            break
-        if name not in known:
-            raise OptionError(f"there is no flag {spelling!r}", remedy=_nearest_flag(name, known))
-        option = known[name]
-        if not equals:
-            text = "true" if option.kind.is_switch else _next_word(name, words)
-        if option.kind.is_list and option in given:
-            text = f"{given[option].text},{text}"
-        given[option] = _Written(f"--{name}", text)
-    return given
-
-
-def _next_word(name: str, words: Iterator[str]) -> str:
-    for word in words:
-        return word
-    raise OptionError(f"--{name} needs a value", remedy=f"write --{name}=VALUE")
-
-
-def _refuse_words(words: Sequence[str]) -> None:
-    """Refuses what is left after the flags; ``--`` alone is their end."""
-    extra = words[1:] if words[0] == "--" else words
-    if not extra:
-        return
-    raise OptionError(
-        f"{extra[0]!r} is not a flag",
-        remedy="remove it; the value of a switch stands behind an equals sign, as in --pass-device-specs=false",
-    )
-
-
-def _nearest_flag(name: str, flags: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, flags, n=1)
-    return f"did you mean --{near[0]}?" if near else "see nvplug run --help"
