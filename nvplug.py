@@ -101,7 +101,7 @@ async def serve(
 
     from _nvplug.config.watching import keep_config
     from _nvplug.hardware import Hardware
-    from _nvplug.health import Health, watch
+    from _nvplug.health import Health, Memory, health_policy, watch
     from _nvplug.kubelet.loop import come_round, open_loop
     from _nvplug.kubelet.registrar import keep_registered
     from _nvplug.latest import Latest
@@ -116,11 +116,20 @@ async def serve(
         state.set(after(state.value, happening))
 
     config, hardware, health, offer = Latest(settings.config), Latest(Hardware()), Latest(Health()), Latest(Offer())
+    asked = settings.config
+    # What only an event told is kept where a service manager made a directory for it, until the next boot.
+    runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    keep_health = functools.partial(
+        watch,
+        policy=health_policy(asked.dp_disable_healthchecks, asked.dp_enable_healthchecks),
+        memory=Memory.at(runtime) if runtime else None,
+        forget=asked.forget_health,
+    )
     # The loop is around the nursery: streams are ended and sockets removed while the tasks are being cancelled.
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
         await nursery.start(keep_config, config, settings, read, publish, name="config")
-        nursery.start_soon(watch, driver, hardware, health, publish, name="driver")
+        nursery.start_soon(keep_health, driver, hardware, health, publish, name="driver")
         nursery.start_soon(keep_offer, hardware, health, config, offer, publish, name="offer")
         nursery.start_soon(keep_registered, offer, config, publish, name="kubelet")
         if service is not None:

@@ -40,7 +40,7 @@ def test_show_has_every_value_with_its_origin(file: Path, capsys: pytest.Capture
     shown = rows(capsys.readouterr().out)
 
     assert status == 0
-    assert {row[0] for row in shown} >= {option.flags[0] for option in OPTIONS}
+    assert {row[0] for row in shown} >= {option.name for option in OPTIONS}
     assert ["mig-strategy", "mixed", f"flags.migStrategy ({file}:1)"] in shown
     assert ["device-id-strategy", "index", "DEVICE_ID_STRATEGY"] in shown
     assert ["dev-root", "/x", "--dev-root"] in shown

@@ -28,7 +28,11 @@ configs = st.builds(
     dev_root=directories,
     mig_strategy=st.sampled_from(["none", "single", "mixed"]),
     shared_devices_allocation_policy=st.sampled_from(["distributed", "packed"]),
+    forget_health=st.booleans(),
 )
+
+# What has a flag; the others are known by a variable alone.
+FLAGGED = [option for option in OPTIONS if option.flags]
 
 flags = [flag for option in (*OPTIONS, *INERT) for flag in option.flags]
 variables = [variable for option in (*OPTIONS, *INERT) for variable in option.variables]
@@ -52,7 +56,7 @@ def written(config: Config, option: Option[object]) -> str:
 def spellings(draw: st.DrawFn, config: Config) -> list[str]:
     """Flags that ask for ``config``, in any order and in any of Go's spellings."""
     words: list[str] = []
-    for option in draw(st.permutations(OPTIONS)):
+    for option in draw(st.permutations(FLAGGED)):
         flag = draw(st.sampled_from(["-", "--"])) + draw(st.sampled_from(option.flags))
         text = written(config, option)
         if option.kind.is_switch and text == "true" and draw(st.booleans()):
@@ -62,6 +66,13 @@ def spellings(draw: st.DrawFn, config: Config) -> list[str]:
         else:
             words += [flag, text]
     return words
+
+
+def test_health_checks_are_chosen_by_variable() -> None:
+    """What NVIDIA's plugin knows by a variable alone, nvplug takes from there, and leaves its words to the policy."""
+    config = read_config([], {"DP_DISABLE_HEALTHCHECKS": "all", "DP_ENABLE_HEALTHCHECKS": "79,48"})
+
+    assert (config.dp_disable_healthchecks, config.dp_enable_healthchecks) == ("all", "79,48")
 
 
 def test_the_tables_agree() -> None:
@@ -86,6 +97,9 @@ def test_nothing_said_is_the_default() -> None:
         dev_root="/",
         mig_strategy="none",
         shared_devices_allocation_policy="distributed",
+        dp_disable_healthchecks="",
+        dp_enable_healthchecks="",
+        forget_health=False,
         gpu_names=(),
         mig_names=(),
         time_slicing=TimeSlicing(),
@@ -117,19 +131,19 @@ def test_variables_round_trip(config: Config) -> None:
 @given(st.data(), configs, st.dictionaries(st.sampled_from(variables), texts))
 def test_a_flag_wins_over_its_variable(data: st.DataObject, config: Config, environment: dict[str, str]) -> None:
     """Where every flag is given, no variable of theirs counts, however wrong."""
-    ours = {variable for option in OPTIONS for variable in option.variables}
+    ours = {variable for option in FLAGGED for variable in option.variables}
     environment = {name: text for name, text in environment.items() if name in ours}
 
     assert read_config(data.draw(spellings(config)), environment) == config
 
 
-@given(configs, configs, st.lists(st.booleans(), min_size=len(OPTIONS), max_size=len(OPTIONS)))
+@given(configs, configs, st.lists(st.booleans(), min_size=len(FLAGGED), max_size=len(FLAGGED)))
 def test_the_last_repetition_counts(first: Config, last: Config, aliased: list[bool]) -> None:
     """Of a flag given twice, under the same name or an alias, the last one counts."""
-    words = [f"--{option.flags[0]}={written(first, option)}" for option in OPTIONS]
+    words = [f"--{option.flags[0]}={written(first, option)}" for option in FLAGGED]
     words += [
         f"--{option.flags[-1 if alias else 0]}={written(last, option)}"
-        for option, alias in zip(OPTIONS, aliased, strict=True)
+        for option, alias in zip(FLAGGED, aliased, strict=True)
     ]
 
     assert read_config(words, {}) == last
@@ -331,7 +345,6 @@ def test_what_asks_for_nothing_is_accepted(word: str) -> None:
         ([], {"MOFED_ENABLED": "true"}, "MOFED_ENABLED"),
         (["--imex-channel-ids=0"], {}, "--imex-channel-ids"),
         (["-imex-required"], {}, "--imex-required"),
-        ([], {"DP_DISABLE_HEALTHCHECKS": "all"}, "DP_DISABLE_HEALTHCHECKS"),
     ],
 )
 def test_what_is_not_supported_yet_is_refused_by_name(

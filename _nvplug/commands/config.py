@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def shown(settings: Settings) -> str:
     """The options in force, one a line, each with its origin."""
-    names = {option.field: option.flags[0] for option in OPTIONS} | dict(SECTIONS)
+    names = {option.field: option.name for option in OPTIONS} | dict(SECTIONS)
     rows = [
         (names[field.name], line, settings.origins.get(field.name, "default") if first else "")
         for field in fields(Config)

@@ -125,6 +125,8 @@ class Config:
             resource for each shape.
         shared_devices_allocation_policy: whether the replicas of one container are ``distributed`` over devices, or
             ``packed``.
+        dp_disable_healthchecks, dp_enable_healthchecks: see health_policy.
+        forget_health: whether verdicts from before a restart of nvplug are dropped.
         gpu_names, mig_names: the first that matches counts; without any, names are those of the MIG strategy.
         time_slicing: which devices are shared.
         selection: which GPUs are offered at all.
@@ -141,6 +143,9 @@ class Config:
     dev_root: str = "/"
     mig_strategy: str = "none"
     shared_devices_allocation_policy: str = "distributed"
+    dp_disable_healthchecks: str = ""
+    dp_enable_healthchecks: str = ""
+    forget_health: bool = False
     gpu_names: tuple[NamingRule, ...] = ()
     mig_names: tuple[NamingRule, ...] = ()
     time_slicing: TimeSlicing = TimeSlicing()

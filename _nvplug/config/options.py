@@ -59,9 +59,14 @@ class Option(Generic[T]):
     lasting: bool = False
 
     @property
+    def name(self) -> str:
+        """What it is called: by its first flag, else by its variable."""
+        return (self.flags or self.variables)[0]
+
+    @property
     def field(self) -> str:
         """The attribute of Config that holds the value."""
-        return self.flags[0].replace("-", "_")
+        return self.name.lower().replace("-", "_")
 
     @property
     def written(self) -> str:
@@ -236,6 +241,30 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "where the replicas of one container come from: distributed over devices, or packed",
         "flags.plugin.sharedDevicesAllocationPolicy",
     ),
+    Option(
+        (),
+        ("DP_DISABLE_HEALTHCHECKS",),
+        "",
+        _TEXT,
+        "XIDs that take no GPU away, by commas; xids: none does; all: checks do not either",
+        lasting=True,
+    ),
+    Option(
+        (),
+        ("DP_ENABLE_HEALTHCHECKS",),
+        "",
+        _TEXT,
+        "XIDs that do, whatever is disabled; xids or all: every one",
+        lasting=True,
+    ),
+    Option(
+        ("forget-health",),
+        ("FORGET_HEALTH",),
+        "false",
+        _SWITCH,
+        "whether GPUs that were unhealthy before a restart of nvplug begin as healthy",
+        lasting=True,
+    ),
 )
 """What nvplug has: one for each field of Config that is not a section of the file."""
 
@@ -260,8 +289,6 @@ INERT: Final[tuple[Option[Any], ...]] = (
         "imex.channelIDs",
     ),
     Option(("imex-required",), ("IMEX_REQUIRED",), "false", _OFF, "not supported yet", "imex.required"),
-    Option((), ("DP_DISABLE_HEALTHCHECKS",), "", _NOTHING, "not supported yet"),
-    Option((), ("DP_ENABLE_HEALTHCHECKS",), "", _NOTHING, "not supported yet"),
     # Charts and operators set these on every node, whether or not it uses what they are for.
     Option(
         ("cdi-annotation-prefix",),

@@ -128,7 +128,7 @@ class _Keeper:
             if value != self._wanted[option.field]:
                 self._wanted[option.field] = value
                 if value != getattr(before, option.field):
-                    self._publish(ConfigWaits(option.flags[0], str(value)))
+                    self._publish(ConfigWaits(option.name, str(value)))
         return replace(config, **{option.field: getattr(before, option.field) for option in _LASTING})
 
     def _tell_obeyed(self, settings: Settings) -> None:
