@@ -70,6 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = first(group)
         sys.stderr.write(f"nvplug: {error}; {error.remedy}\n")
         status = error.exit_code
+    except* KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    except* BrokenPipeError:
+        # Whoever read our output has left. What is still in the buffer is not wanted, and must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
     return status
 
 
@@ -108,6 +114,7 @@ async def serve(
     from _nvplug.observe.logs import log
     from _nvplug.observe.systemd import State, after, keep_told
     from _nvplug.resources import Offer, keep_offer
+    from _nvplug.supervise import again
 
     state = Latest(State())
 
@@ -121,6 +128,10 @@ async def serve(
     runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     keep_health = functools.partial(
         watch,
+        driver,
+        hardware,
+        health,
+        publish,
         policy=health_policy(asked.dp_disable_healthchecks, asked.dp_enable_healthchecks),
         memory=Memory.at(runtime) if runtime else None,
         forget=asked.forget_health,
@@ -129,7 +140,7 @@ async def serve(
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
         await nursery.start(keep_config, config, settings, read, publish, name="config")
-        nursery.start_soon(keep_health, driver, hardware, health, publish, name="driver")
+        nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(keep_offer, hardware, health, config, offer, publish, name="offer")
         nursery.start_soon(keep_registered, offer, config, publish, name="kubelet")
         if service is not None:

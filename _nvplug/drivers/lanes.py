@@ -82,8 +82,16 @@ class Ledger:
 
 
 async def hop(lane: trio.CapacityLimiter, work: Callable[[], T]) -> T:
-    """Does something that blocks in a thread of this lane. When cancelled, the thread and the lane stay out."""
-    return await trio.to_thread.run_sync(work, limiter=lane, abandon_on_cancel=True)
+    """Does something that blocks in a thread of this lane. When cancelled, the thread and the lane stay out.
+
+    Raises:
+        DriverError: there is no thread to be had, or what ``work`` raises.
+    """
+    try:
+        return await trio.to_thread.run_sync(work, limiter=lane, abandon_on_cancel=True)
+    except RuntimeError as error:
+        # From threading: the limit on processes of the user or the container is reached.
+        raise DriverError(str(error), remedy="raise the limit on processes: TasksMax, or pids of the pod") from None
 
 
 async def patiently(lane: trio.CapacityLimiter, work: Callable[[], T], name: str, limit: float, ledger: Ledger) -> T:

@@ -15,12 +15,19 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from h2.config import H2Configuration
-from h2.events import PingAckReceived
+from h2.events import (
+    AlternativeServiceAvailable,
+    InformationalResponseReceived,
+    PingAckReceived,
+    PushedStreamReceived,
+    UnknownFrameReceived,
+)
+from h2.events import Event as H2Event
 
 from _nvplug.kubelet.api.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 from _nvplug.kubelet.registration import Accepted, Refused, Unanswered
 
-__all__ = ["API_VERSION", "Connection", "DialError", "dial", "peer_pid", "plugin_options"]
+__all__ = ["API_VERSION", "Connection", "DialError", "dial", "ignore_unknown_frames", "peer_pid", "plugin_options"]
 
 API_VERSION = "v1beta1"
 
@@ -39,6 +46,11 @@ FRESH_FOR = 10.0
 FRESH_AFTER_MAX = 5.0
 SPEAK_WITHIN = 5.0
 AT_LEAST = 0.1
+
+
+# What grpclib and betterproto2 raise on replies that gRPC does not know: compressed, cut short, without a message or a
+# status.
+_NONSENSE = (AssertionError, EOFError, KeyError, NotImplementedError, ValueError)
 
 
 class DialError(Exception):
@@ -63,6 +75,21 @@ def peer_pid(sock: socket.socket) -> int:
     return pid
 
 
+def ignore_unknown_frames(protocol: H2Protocol) -> None:
+    """Has frames passed over that have no meaning here (RFC 9113, 5.5); grpclib raises NotImplementedError on them."""
+    for kind in (
+        AlternativeServiceAvailable,
+        InformationalResponseReceived,
+        PushedStreamReceived,
+        UnknownFrameReceived,
+    ):
+        protocol.processor.processors[kind] = _pass_over
+
+
+def _pass_over(_event: H2Event) -> None:
+    pass
+
+
 class _Protocol(H2Protocol):
     """HTTP/2, and word of the peer's first frame: a server's is SETTINGS (RFC 9113, 3.4)."""
 
@@ -84,6 +111,10 @@ class _Protocol(H2Protocol):
     @property
     def lost(self) -> bool:
         return self._calls.connection_lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        ignore_unknown_frames(self)
 
     def ping(self) -> None:
         """Asks for a sign of life, which sets ``awake``.
@@ -168,6 +199,8 @@ class Connection:
             return _refusal(error)
         except (StreamTerminatedError, ProtocolError, OSError) as error:
             return Unanswered(str(error) or type(error).__name__)
+        except _NONSENSE as error:
+            return Refused(f"its reply is not one of the device plugin API: {str(error) or type(error).__name__}")
         return Accepted()
 
     def close(self) -> None:

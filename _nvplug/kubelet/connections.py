@@ -16,10 +16,8 @@ from grpclib.exceptions import GRPCError
 from grpclib.protocol import Buffer, H2Protocol, Stream
 from grpclib.server import Handler
 from h2.config import H2Configuration
-from h2.events import Event as H2Event
-from h2.events import UnknownFrameReceived
 
-from _nvplug.kubelet.client import peer_pid
+from _nvplug.kubelet.client import ignore_unknown_frames, peer_pid
 from _nvplug.latest import Latest
 
 __all__ = ["Connection", "Connections"]
@@ -81,8 +79,7 @@ class Connection(H2Protocol):
         self._transport = transport
         self.pid = peer_pid(transport.get_extra_info("socket"))
         super().connection_made(transport)
-        # RFC 9113, 5.5: frames of an unknown type are ignored. grpclib raises NotImplementedError on them.
-        self.processor.processors[UnknownFrameReceived] = _ignore
+        ignore_unknown_frames(self)
         self._owner.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -228,7 +225,3 @@ class _Request(Buffer):
             raise GRPCError(Status.INVALID_ARGUMENT, "the request ends before its message")
         self._prefix_read = True
         return data
-
-
-def _ignore(_event: H2Event) -> None:
-    pass

@@ -71,7 +71,7 @@ async def keep_registered(offer: Latest[Offer], config: Latest[Config], publish:
     registrars: dict[str, _Registrar] = {}
     poller = Poller(directory, lambda: all(each.streaming for each in registrars.values()), publish)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run)
+        nursery.start_soon(again, "the poller", poller.run)
         while True:
             version = offer.version
             for resource in offer.value.resources:

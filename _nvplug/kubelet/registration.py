@@ -171,7 +171,7 @@ class Unanswered(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened(Event):
-    """ListAndWatch was called on our endpoint, and the first list was sent."""
+    """ListAndWatch was called on our endpoint."""
 
     stranger: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class Owner(Protocol):
     """Whose devices an endpoint offers. Everything here is synchronous, quick, and called in the Trio thread."""
 
     def stream_opened(self, *, stranger: bool) -> None:
-        """ListAndWatch was called, and the first list was sent."""
+        """ListAndWatch was called, and the first list is on its way."""
 
     def stream_ended(self, *, stranger: bool) -> None:
         """That stream is no more, and not because the endpoint was retired."""
@@ -172,7 +173,9 @@ class Endpoint:
             await self._gone(lambda _connection: True)
         for connection in self._connections:
             connection.abort()
-        self.path.unlink(missing_ok=True)
+        # On a file system that was made read-only it stays; the next start removes it.
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     async def _gone(self, concerned: Callable[[Connection], bool]) -> None:
         count = self._connections.count
@@ -200,18 +203,18 @@ class Endpoint:
         await _received(stream)
         connection.watching = True
         stranger = 0 not in {connection.pid, self.kubelet} and connection.pid != self.kubelet
-        opened = False
+        if self.listing.value is None:
+            return
+        # Before the first list is sent: a stream that ends while it is being sent must not end unnoticed.
+        self._owner.stream_opened(stranger=stranger)
         try:
             while (listing := self.listing.value) is not None:
                 version = self.listing.version
                 await stream.send_message(listing)
                 self._owner.listed(listing, stranger=stranger)
-                if not opened and self.listing.value is not None:
-                    opened = True
-                    self._owner.stream_opened(stranger=stranger)
                 await trio_asyncio.trio_as_aio(self.listing.newer_than)(version)
         finally:
-            if opened and self.listing.value is not None:
+            if self.listing.value is not None:
                 self._owner.stream_ended(stranger=stranger)
 
     def _allocate(self, request: AllocateRequest) -> AllocateResponse:

@@ -9,6 +9,7 @@ earlier.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
@@ -103,7 +104,7 @@ class Poller:
         self._publish = publish
         self._watches: list[_Watch] = []
         self._brisk_until = -1.0
-        self._directory_seen: tuple[int, int] | None = None
+        self._directory_seen: tuple[int, int, int] | None = None
         self._dead_since: float | None = None
 
     def watch(self, path: Path, on_change: Callable[[Change], None]) -> Callable[[], None]:
@@ -151,7 +152,9 @@ class Poller:
         except OSError:
             self._directory_seen, self._dead_since = None, None
             return
-        identity = (found.st_dev, found.st_ino)
+        # A directory made anew may have the inode of the one before, and the watch ended with that. Attached once more
+        # whenever something changed in it, which costs a call.
+        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
         if identity != self._directory_seen:
             self._directory_seen = identity
             doorbell.attach(self._directory)
@@ -191,8 +194,10 @@ def clear_leftovers(directory: Path, ours: str, foreign: tuple[str, ...], publis
     for path in sorted(_sockets(directory, ours)):
         if _is_alive(path):
             living.append(path.name)
-        else:
-            path.unlink(missing_ok=True)
+            continue
+        # Where it cannot be removed it does no harm.
+        with contextlib.suppress(OSError):
+            path.unlink()
             publish(StaleSocketRemoved(path.name))
     for pattern in foreign:
         living.extend(path.name for path in sorted(_sockets(directory, pattern)) if _is_alive(path))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,6 +19,10 @@ from _nvplug.happenings import Happening
 __all__ = ["line", "log", "set_up_logging"]
 
 logger = logging.getLogger("nvplug")
+
+# Lines that may wait for whoever reads stderr, and seconds that the end of the program waits for them.
+MOST_LINES = 1000
+FLUSHED_WITHIN = 0.5
 
 _LINES: Mapping[type[Happening], tuple[int, str]] = {
     happenings.Allocated: (logging.INFO, "allocated"),
@@ -76,7 +84,7 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
 
 def set_up_logging() -> None:
     """Sends lines to stderr, where systemd and container runtimes expect them; libraries' warnings as well."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Writer(sys.stderr.fileno())
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
@@ -106,3 +114,42 @@ def _written(value: object) -> str:
         return text
     # One happening is one line, and each of its fields is one, whatever an exception says.
     return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+class _Writer(logging.Handler):
+    """Writes lines from a thread of its own: a stderr that nobody reads must not keep the kubelet waiting.
+
+    (O_NONBLOCK would do without a thread, but it would be set for everyone who shares the open file.)
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(MOST_LINES)
+        self._dropped = 0
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a record; when too many wait, drops it and counts."""
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Waits until everything is written, but not for long: at the end of the program it may never be."""
+        deadline = time.monotonic() + FLUSHED_WITHIN
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _write(self) -> None:
+        while True:
+            text = self._lines.get()
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                text += f"{dropped} lines were lost, since nobody read them\n"
+            data = text.encode(errors="backslashreplace")
+            with contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            self._lines.task_done()

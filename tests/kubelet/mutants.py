@@ -359,7 +359,7 @@ MUTANTS = (
     Mutant(
         "its socket is left behind",
         "Every test sees that: none of them lets nvplug end with a socket left. So nothing is spared.",
-        (Edit(_SERVER, "        self.path.unlink(missing_ok=True)\n", ""),),
+        (Edit(_SERVER, "            self.path.unlink(missing_ok=True)\n", "            pass\n"),),
         (Fall("devices::first_registration_makes_the_gpus_allocatable", "running(kdm, directory) as kubelet"),),
         spares=False,
     ),
