@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +13,11 @@ import trio
 from conftest import Measure
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import StreamEnded
 
 from _nvplug.kubelet.client import DialError, dial
 from _nvplug.kubelet.loop import open_loop
+from _nvplug.kubelet.registration import Accepted, Event, Refused, Unanswered
 
 
 @contextmanager
@@ -121,3 +123,79 @@ async def test_nobody_there_is_told_at_once(tmp_path: Path, dead: bool) -> None:
     async with open_loop():
         with pytest.raises(DialError, match=rf"{tmp_path}/s: (Connection refused|No such file)"):
             await dial(tmp_path / "s")
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+async def register_with(path: Path, reply: Callable[[H2Connection, int], bytes], greeting: bytes = b"") -> Event:
+    """Registers with a listener that says ``greeting`` after its settings, and answers the call with ``reply``."""
+    outcomes: list[Event] = []
+
+    async def answer(listener: trio.SocketListener) -> None:
+        server = H2Connection(H2Configuration(client_side=False))
+        server.initiate_connection()
+        async with await listener.accept() as accepted:
+            await accepted.send_all(server.data_to_send() + greeting)
+            while True:
+                events = server.receive_data(await accepted.receive_some())
+                await accepted.send_all(server.data_to_send())
+                for event in events:
+                    if isinstance(event, StreamEnded):
+                        await accepted.send_all(reply(server, event.stream_id))
+
+    with listening(path) as listener:
+        async with open_loop(), trio.open_nursery() as nursery:
+            nursery.start_soon(answer, listener)
+            with trio.fail_after(20):
+                connection = await dial(path)
+                outcomes.append(await connection.register("nvidia.com/gpu", "s.sock"))
+            connection.close()
+            nursery.cancel_scope.cancel()
+    return outcomes[0]
+
+
+def replied(
+    *, status: str = "0", message: bytes | None = b"\0\0\0\0\0", headers: bool = True
+) -> Callable[[H2Connection, int], bytes]:
+    """What a server says to a call."""
+
+    def reply(server: H2Connection, stream: int) -> bytes:
+        first = [(":status", "200"), ("content-type", "application/grpc")]
+        last = [("grpc-status", status)]
+        if headers:
+            server.send_headers(stream, first)
+            if message is not None:
+                server.send_data(stream, message)
+            server.send_headers(stream, last, end_stream=True)
+        else:
+            server.send_headers(stream, [*first, *last], end_stream=True)
+        return server.data_to_send()
+
+    return reply
+
+
+async def test_frames_without_meaning_are_passed_over(tmp_path: Path) -> None:
+    """RFC 9113, 5.5: neither the connection nor the call suffers."""
+    unknown = frame(0xEE, 0, 0, b"?") + frame(0xA, 0, 0, b"\0\x03a.bh2=")
+
+    assert await register_with(tmp_path / "s", replied(), unknown) == Accepted()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        replied(message=b"\1\0\0\0\0"),
+        replied(message=b"\0\0\0\0\7cut"),
+        replied(message=None),
+        replied(headers=False),
+    ],
+    ids=["compressed", "cut", "no message", "trailers only"],
+)
+async def test_a_reply_that_makes_no_sense_is_a_refusal(
+    tmp_path: Path, reply: Callable[[H2Connection, int], bytes]
+) -> None:
+    """It is no fault of nvplug's, and the call is repeated as after any refusal."""
+    assert isinstance(await register_with(tmp_path / "s", reply), Refused | Unanswered)

@@ -257,3 +257,22 @@ async def test_a_watcher_that_does_not_read_gets_the_newest_list_in_the_end(tmp_
         # What a window of HTTP/2 and the kernel's buffer hold, and then the last.
         assert rest < size / 4
         assert owner.streams == ["opened, stranger=False"] * 2
+
+
+async def test_a_stream_that_ends_before_its_first_list_is_told(tmp_path: Path) -> None:
+    """A kubelet that hangs up while it is being sent is to be registered with anew at once, not when it is missed."""
+
+    async def told(owner: Owner, number: int) -> None:
+        with trio.fail_after(10):
+            while len(owner.streams) < number:
+                await trio.sleep(0.01)
+
+    async with serving(tmp_path) as (endpoint, owner):
+        # More than a window of HTTP/2 holds, and the caller reads nothing.
+        endpoint.listing.set(Listing(bytes(1_000_000), LISTING.resource))
+        async with http2_to(endpoint.path) as caller:
+            await caller.request(WATCH, framed(b""))
+            await told(owner, 1)
+        await told(owner, 2)
+
+        assert owner.streams == ["opened, stranger=False", "ended, stranger=False"]

@@ -91,3 +91,27 @@ def test_lines_go_to_stderr() -> None:
     assert when.endswith("Z")
     assert rest == "INFO the kubelet ended its stream; registering anew resource=nvidia.com/gpu"
     assert second.endswith(" WARNING a warning")
+
+
+UNREAD = """
+import os, sys, time
+from _nvplug.happenings import StreamLost
+from _nvplug.observe.logs import log, set_up_logging
+
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+set_up_logging()
+began = time.monotonic()
+for _ in range(20000):
+    log(StreamLost("nvidia.com/gpu"))
+print(time.monotonic() - began)
+"""
+
+
+def test_a_stderr_that_nobody_reads_holds_nobody_up() -> None:
+    """Its pipe fills, lines are dropped, and whoever publishes goes on; so does the end of the program."""
+    run = subprocess.run(
+        [sys.executable, "-c", UNREAD], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert float(run.stdout) < 30

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -348,3 +349,39 @@ def test_a_new_socket_has_a_path_that_a_socket_can_have(length: int, name: str) 
     assert one.parent == directory
     assert one != other
     assert one.match("nvplug-*.sock")
+
+
+def test_a_leftover_that_cannot_be_removed_is_left(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that is read-only, say: it does no harm, and is no reason to end."""
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, f"read-only: {path.name}, {missing_ok}")
+
+    disk.mkdir()
+    bind(disk / "nvplug-1.sock")
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+    assert clear(disk) == []
+
+
+async def test_the_doorbell_rings_in_a_directory_made_anew(disk: Path) -> None:
+    """Also where it has the inode of the one before, with which the watch has ended."""
+    told: list[Change] = []
+    disk.mkdir()
+    poller = Poller(disk, lambda: True, lambda _happening: None)
+    poller.watch(disk / "s", told.append)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+        with trio.fail_after(20):
+            for turn in range(1, 4):
+                bind(disk / "s")
+                while len(told) < 2 * turn - 1:
+                    await trio.sleep(0.01)
+                (disk / "s").unlink()
+                disk.rmdir()
+                disk.mkdir()
+                while len(told) < 2 * turn:
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+    assert told == [Change.APPEARED, Change.VANISHED] * 3
