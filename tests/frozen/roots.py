@@ -76,7 +76,7 @@ def debian(suite: str, *, with_packages: Sequence[str] = ()) -> Path:
             command = [
                 "debootstrap",
                 "--variant=minbase",
-                f"--include={','.join(with_packages)}",
+                *([f"--include={','.join(with_packages)}"] if with_packages else []),
                 suite,
                 str(made),
                 *_mirror(),
