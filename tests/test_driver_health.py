@@ -20,6 +20,8 @@ from _nvplug.health import Health, health_policy, watch
 from _nvplug.health.policy import Damping
 from _nvplug.latest import Latest
 
+pytestmark = pytest.mark.process
+
 H = TypeVar("H", bound=Happening)
 
 UNKNOWN = 999

@@ -14,6 +14,8 @@ from _nvplug.hardware import GpuEvent, Hardware, MigDevice, Xid
 from _nvplug.health import Health, judge
 from _nvplug.latest import Latest
 
+pytestmark = pytest.mark.process
+
 PACE = Pace(sweep=0.05, slice=0.05, after_event=0.02)
 
 # UUID, GPU instance, compute instance, profile, slices of the one and the other, MiB.

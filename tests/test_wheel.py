@@ -9,6 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT: Final = Path(__file__).parents[1]
 
 
