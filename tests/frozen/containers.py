@@ -96,7 +96,9 @@ class Containers:
             # Where this machine's packages come from, in what only the build stage sees.
             for file in ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
                 if Path(file).exists():
-                    shutil.copy(file, root / file.lstrip("/"))
+                    place = root / file.lstrip("/")
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, place)
             container = self.must("buildah", "from", "scratch")
             self.must("buildah", "add", "--quiet", container, root, "/", timeout=300)
             self.must("buildah", "commit", "--quiet", container, image, timeout=300)
