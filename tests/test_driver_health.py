@@ -28,6 +28,7 @@ UNKNOWN = 999
 
 # Short enough for tests, long enough for a busy machine.
 QUICK = Pace(
+    settle=0.0,
     patience=0.5,
     sweep=0.05,
     attach=0.2,

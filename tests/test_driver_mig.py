@@ -16,7 +16,7 @@ from _nvplug.latest import Latest
 
 pytestmark = pytest.mark.process
 
-PACE = Pace(sweep=0.05, slice=0.05, after_event=0.02)
+PACE = Pace(settle=0.0, sweep=0.05, slice=0.05, after_event=0.02)
 
 # UUID, GPU instance, compute instance, profile, slices of the one and the other, MiB.
 PLAIN = "MIG-a 7 0 0 1 1 9728"

@@ -26,6 +26,7 @@ UNKNOWN = 999
 
 # Short enough for tests, long enough for a busy machine.
 QUICK = Pace(
+    settle=0.0,
     patience=0.5,
     sweep=0.05,
     attach=0.2,
@@ -38,7 +39,7 @@ QUICK = Pace(
 
 pytestmark = pytest.mark.process
 # Nothing happens twice within a test.
-SLOW = Pace(patience=5, sweep=60)
+SLOW = Pace(settle=0.0, patience=5, sweep=60)
 
 OPTIONAL = [
     "nvmlSystemGetDriverVersion",
@@ -374,7 +375,7 @@ async def test_one_gpu_hangs(stage: Stage, function: str) -> None:
 async def test_late_answer(stage: Stage, nursery: trio.Nursery) -> None:
     """The answer of a GPU that was late is used when it comes; the thread was not asked for twice."""
     stage.control.hang("nvmlDeviceGetUUID", 1)
-    nursery.start_soon(lambda: stage.play(pace=Pace(patience=0.2, sweep=60)))
+    nursery.start_soon(lambda: stage.play(pace=Pace(settle=0.0, patience=0.2, sweep=60)))
     await until(lambda: stage.gpus)
     first = stage.indices
     stage.control.heal("nvmlDeviceGetUUID", 1)
@@ -492,7 +493,9 @@ async def test_event_of_nobody(stage: Stage, nursery: trio.Nursery) -> None:
 async def test_events_lost_and_regained(stage: Stage, nursery: trio.Nursery, function: str) -> None:
     """When events fail the calls become few, one line tells, the GPUs stay; and it ends by itself."""
     stage.control.error(function, UNKNOWN)
-    nursery.start_soon(lambda: stage.play(pace=Pace(patience=0.5, sweep=60, events_first=0.01, events_last=0.64)))
+    nursery.start_soon(
+        lambda: stage.play(pace=Pace(settle=0.0, patience=0.5, sweep=60, events_first=0.01, events_last=0.64))
+    )
     await until(lambda: stage.gpus)
     await until(lambda: stage.all_said(happenings.EventsLost))
     begun, before = time.monotonic(), stage.control.calls()[function]
@@ -559,7 +562,7 @@ async def test_events_regained_in_another_session(stage: Stage, nursery: trio.Nu
 
 async def test_event_set_is_kept_while_a_thread_is_inside(stage: Stage, nursery: trio.Nursery) -> None:
     """No event set is freed under a thread that hangs, and events recover nevertheless."""
-    nursery.start_soon(lambda: stage.play(pace=Pace(patience=0.1, sweep=0.05, events_last=0.1)))
+    nursery.start_soon(lambda: stage.play(pace=Pace(settle=0.0, patience=0.1, sweep=0.05, events_last=0.1)))
     await until(lambda: stage.gpus)
     stage.control.hang("nvmlDeviceGetUUID", 0)
     calls = stage.control.calls()["nvmlDeviceGetUUID"] + 3
@@ -671,7 +674,9 @@ async def test_driver_upgraded(stage: Stage, nursery: trio.Nursery) -> None:
 
 async def test_threads_do_not_pile_up(stage: Stage, nursery: trio.Nursery) -> None:
     """However long a GPU hangs, and events fail meanwhile, the number of threads stays what it was."""
-    nursery.start_soon(lambda: stage.play(pace=Pace(patience=0.02, sweep=0.01, events_first=0.01, events_last=0.01)))
+    nursery.start_soon(
+        lambda: stage.play(pace=Pace(settle=0.0, patience=0.02, sweep=0.01, events_first=0.01, events_last=0.01))
+    )
     await until(lambda: stage.gpus)
     stage.control.hang("nvmlDeviceGetUUID", 0)
     stage.control.error("nvmlEventSetWait_v2", UNKNOWN)

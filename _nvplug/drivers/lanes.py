@@ -41,6 +41,8 @@ class Pace:
         slice: after which the thread that waits for events looks up, to see whether it is still wanted.
         silence: for a GPU to answer, before that is called a fault of it.
         after_event: between two looks at all GPUs that events ask for.
+        settle: after a GPU is to be let go of, before that is done: errors seldom come alone, and those of other GPUs
+            would be lost while the session is opened anew.
         trial_first: before the first look at a GPU that was let go of; doubles up to ``trial_last``.
         trial_last: see there.
     """
@@ -55,6 +57,7 @@ class Pace:
     slice: float = 0.5
     silence: float = 30.0
     after_event: float = 1.0
+    settle: float = 3.0
     trial_first: float = 10.0
     trial_last: float = 60.0
 

@@ -289,6 +289,7 @@ class Service:
                 break
             station.changes_hands(self._apart)
             await station.released.newer_than(version)
+        await trio.sleep(station.pace.settle)
         scope.cancel()
 
     async def _mind_trial(self, scope: trio.CancelScope) -> None:
