@@ -164,7 +164,7 @@ class Connection:
 
         A kubelet that is awake has 15 s for it; one that is frozen has all the time that it is frozen. To give up a
         call that it will take in hand when it continues, and to call again, leaves a client in that kubelet that nobody
-        removes any more. (With the second call waiting when it continues: on 1.36.3 up to 5 of 15 times, on 1.37.2 up to
+        removes any more. (With the second call waiting when it continues: on 1.36.3 up to 5 of 15 times, 1.37.2 up to
         15 of 15 [measured].) A ping, which gRPC's transport answers by itself, tells the two apart.
 
         Without a grpc-timeout header: kubelets from 1.35 on would give their dial of us the same deadline.
