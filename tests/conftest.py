@@ -11,6 +11,9 @@ from typing import Final, Literal
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before a test imports grpclib, as in the program.
+import _nvplug.kubelet  # noqa: F401
+
 __all__ = ["Measure", "file_system_of"]
 
 # On a busy machine everything is slow now and then, and that fails nothing.

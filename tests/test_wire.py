@@ -227,6 +227,23 @@ async def test_a_restart_is_answered_in_the_midst_of_it(disk: Path, name: str, m
         await node.serves()
 
 
+@pytest.mark.parametrize(("times", "lives"), [(150, True), (1000, False)])
+async def test_calls_are_taken_back(disk: Path, times: int, *, lives: bool) -> None:
+    """Who takes back a call now and then is answered as ever; who does nothing else loses its connection."""
+    async with node_in(disk) as node, http2_to(our_socket(node)) as peer:
+        with contextlib.suppress(trio.BrokenResourceError):
+            for _ in range(times):
+                number = await peer.request(WATCH, framed(b""))
+                peer.h2.reset_stream(number)
+                await peer.flush()
+
+        if lives:
+            assert (await peer.call(OPTIONS, framed(b""))).status == 0
+        else:
+            assert await peer.is_closed()
+        await node.serves()
+
+
 @pytest.mark.parametrize("limit", [24, pytest.param(64, marks=pytest.mark.slow)])
 async def test_it_serves_on_with_few_descriptors(disk: Path, limit: int) -> None:
     """Where RLIMIT_NOFILE is small and is reached: the kubelet is served, restarts are answered, and little is said."""
