@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Literal
 import pytest
 import trio
 from conftest import Measure
+from needs import lacking
 from node import GPUS, MACHINE, Footprint, Node, node_in, overlaps, settles
 from peer.kubelet import Kubelet, kubelet_in
 from peer.program import program
@@ -231,7 +231,6 @@ async def test_a_frozen_kubelet_keeps_its_stream(disk: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 async def test_it_ends_where_only_a_new_process_can_help(disk: Path) -> None:
     """A bind mount of a deleted directory is dead for ever: after 30 s it says so in one line, and exits with 4.
 
@@ -242,7 +241,7 @@ async def test_it_ends_where_only_a_new_process_can_help(disk: Path) -> None:
         directory.mkdir()
     under = ("unshare", "-m", "sh", "-c", f'mount --bind "{disk}" "{mounted}" && exec "$@"', "sh")
     if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this container may not mount")
+        lacking("mounting needs root, and a container that may")
     async with kubelet_in(disk) as kubelet:
         async with program(mounted / "kubelet.sock", MACHINE, under=under) as nvplug:
             await kubelet.await_allocatable(GPUS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from needs import lacking
 from peer.program import ROOT
 
 from kubelet.build import VERSIONS
@@ -37,7 +38,7 @@ class Outcome:
 def test_a_fault_fells_its_tests(mutant: Mutant, tmp_path: Path) -> None:
     """A program with this fault fails the tests that are there for it, where it should, and no others."""
     if mutant.needs_old_inodes and not inodes_are_used_again(tmp_path):
-        pytest.skip(f"the file system of {tmp_path} does not use the number of an inode again at once")
+        lacking(f"the file system of {tmp_path} does not use the number of an inode again at once")
     script = plant(mutant, tmp_path)
     falls = {node(fall.test, version): fall for fall in mutant.falls for version in fall.versions}
     felled = {fall.test for fall in mutant.falls} | {*mutant.also}
