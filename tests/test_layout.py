@@ -24,7 +24,6 @@ ROOMS: Final = (
     "resources",
     "placement",
     "container",
-    "cdi",
     "kubelet",
     "observe",
     "commands",

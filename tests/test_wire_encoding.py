@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _nvplug.container import ContainerEdits, DeviceNode
+from _nvplug.container import ContainerEdits, DeviceNode, Mount
 from _nvplug.drivers.machines import find_machine
 from _nvplug.errors import ListTooLongError
 from _nvplug.hardware import Gpu
@@ -102,9 +102,10 @@ def test_the_second_list_of_sixty_thousand_takes_no_time() -> None:
 
 
 def test_an_answer_holds_what_the_container_is_given() -> None:
-    """Environment and device nodes, in their order."""
+    """All of it: environment, device nodes, mounts, annotations and CDI names, in their order."""
     nodes = (DeviceNode("/dev/b", "/root/dev/b"), DeviceNode("/dev/a", "/root/dev/a", "r"))
-    edits = ContainerEdits({"B": "1", "A": "2"}, nodes)
+    mounts = (Mount("/b", "/host/b", read_only=False), Mount("/a", "/host/a"))
+    edits = ContainerEdits({"B": "1", "A": "2"}, nodes, mounts, {"prefix/key": "value"}, ("v/c=b", "v/c=a"))
     read = v1beta1.ContainerAllocateResponse.parse(bytes(container_response(edits)))
 
     assert read.envs == {"B": "1", "A": "2"}
@@ -112,3 +113,9 @@ def test_an_answer_holds_what_the_container_is_given() -> None:
         ("/dev/b", "/root/dev/b", "rw"),
         ("/dev/a", "/root/dev/a", "r"),
     ]
+    assert [(each.container_path, each.host_path, each.read_only) for each in read.mounts] == [
+        ("/b", "/host/b", False),
+        ("/a", "/host/a", True),
+    ]
+    assert read.annotations == {"prefix/key": "value"}
+    assert [each.name for each in read.cdi_devices] == ["v/c=b", "v/c=a"]

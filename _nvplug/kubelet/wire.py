@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from _nvplug.container import ContainerEdits
 from _nvplug.errors import ListTooLongError
 from _nvplug.kubelet.api.v1beta1 import (
+    CdiDevice,
     ContainerAllocateResponse,
     Device,
     DeviceSpec,
     ListAndWatchResponse,
+    Mount,
     NumaNode,
     TopologyInfo,
 )
@@ -68,8 +70,14 @@ def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
     """What a container is given, as the kubelet wants to hear it."""
     return ContainerAllocateResponse(
         envs=dict(edits.environment),
+        mounts=[
+            Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+            for mount in edits.mounts
+        ],
         devices=[
             DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
             for node in edits.device_nodes
         ],
+        annotations=dict(edits.annotations),
+        cdi_devices=[CdiDevice(name=name) for name in edits.cdi_devices],
     )

@@ -140,8 +140,8 @@ MUTANTS_OF_ANSWERS = (
         (
             Edit(
                 _WIRE,
-                "envs=dict(edits.environment),",
-                'envs=dict(edits.environment), annotations={"nvidia.com/by": "nvplug"},',
+                "annotations=dict(edits.annotations)",
+                'annotations={**edits.annotations, "nvidia.com/by": "nvplug"}',
             ),
         ),
         (Fall("devices::options_arrive_whole", "assert (container.mounts, container.annotations,"),),

@@ -1,33 +1,16 @@
-"""What a container is given: pure functions from devices and configuration to the answer of Allocate."""
+"""From devices and configuration to the answer of Allocate: pure functions."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from _nvplug.config import Config
+from _nvplug.container.edits import ContainerEdits, DeviceNode
 from _nvplug.resources import Device
 
-__all__ = ["ContainerEdits", "DeviceNode", "edits_for"]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
-    """A character device that a container can open; ``permissions`` are of its device cgroup: r, w, m."""
-
-    container_path: str
-    host_path: str
-    permissions: str = "rw"
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerEdits:
-    """Everything that is added to one container."""
-
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    device_nodes: tuple[DeviceNode, ...] = ()
+__all__ = ["edits_for"]
 
 
 def edits_for(devices: Sequence[Device], control_nodes: Sequence[str], config: Config) -> ContainerEdits:
