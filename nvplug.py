@@ -37,6 +37,7 @@ nvplug offers the NVIDIA GPUs of this node to its kubelet.
                           show the options in force, each with its origin
   nvplug config check FILE
                           judge a configuration file
+  nvplug health [--ready] ask the nvplug that runs whether it lives; or serves
   nvplug demo             play the main job through, with simulated GPUs and a small kubelet
   nvplug --version        show which nvplug this is
 
@@ -112,6 +113,7 @@ async def serve(
     from _nvplug.kubelet.registrar import keep_registered
     from _nvplug.latest import Latest
     from _nvplug.observe.logs import log
+    from _nvplug.observe.probe import keep_answering
     from _nvplug.observe.systemd import State, after, keep_told
     from _nvplug.resources import Offer, keep_offer
     from _nvplug.supervise import again
@@ -140,6 +142,7 @@ async def serve(
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
         await nursery.start(keep_config, config, settings, read, publish, name="config")
+        await nursery.start(keep_answering, asked.health_socket, state, come_round, publish, name="probe")
         nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(keep_offer, hardware, health, config, offer, publish, name="offer")
         nursery.start_soon(keep_registered, offer, config, publish, name="kubelet")
@@ -188,6 +191,13 @@ def config(arguments: Sequence[str]) -> int:
     from _nvplug.commands.config import main as tell
 
     return tell(arguments, os.environ)
+
+
+def health(arguments: Sequence[str]) -> int:
+    """``nvplug health``: whether the nvplug that runs lives. The executable answers that by itself, in launcher.c."""
+    from _nvplug.commands.health import main as ask
+
+    return ask(arguments, os.environ)
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -239,6 +249,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "devices": devices,
     "config": config,
+    "health": health,
     "demo": demo,
     "help": usage,
     "version": version,

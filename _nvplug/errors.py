@@ -12,6 +12,7 @@ __all__ = [
     "LibraryNotFoundError",
     "ListTooLongError",
     "NewProcessNeededError",
+    "NotAnsweredError",
     "NvplugError",
     "OptionError",
     "RequestTooLargeError",
@@ -55,6 +56,10 @@ class DirectoryDeadError(NewProcessNeededError):
     """The kubelet's directory was replaced behind our mount of it, so that no file can be made there."""
 
     exit_code = 4
+
+
+class NotAnsweredError(NvplugError):
+    """No nvplug says that it lives."""
 
 
 class DriverError(NvplugError):

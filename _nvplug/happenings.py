@@ -43,6 +43,7 @@ __all__ = [
     "KubeletRestarted",
     "ListRefused",
     "LivingSocketsFound",
+    "ProbesNotAnswered",
     "Publish",
     "Registered",
     "RegistrationRefused",
@@ -287,6 +288,14 @@ class DirectoryDead(Happening):
 
     directory: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProbesNotAnswered(Happening):
+    """`nvplug health` does not ask this process; it is tried again. Published once."""
+
+    socket: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@
  * a parent with a child, as PyInstaller and staticx have, which doubles what signals can go wrong; and a static
  * glibc here, which would register its own rseq area with the kernel before the program's glibc can.
  *
+ * One command is answered here, before anything is unpacked: `nvplug health`.
+ *
  * The payload, made by bundle.py: a count, that many records, then the contents, each one block of LZ4 or stored. File i
  * gets the descriptor FIRST_FD + i. File 0 is the dynamic loader, file 1 the program.
  */
@@ -19,6 +21,9 @@
 #include <linux/errno.h>
 #include <linux/fcntl.h>
 #include <linux/mman.h>
+#include <linux/socket.h>
+#include <linux/time_types.h>
+#include <linux/un.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -168,14 +173,20 @@ static void say_error(long error)
     }
 }
 
+static void end(int status) __attribute__((noreturn));
+static void end(int status)
+{
+    CALL(__NR_exit_group, status, 0, 0, 0, 0, 0);
+    __builtin_unreachable();
+}
+
 static void give_up(const char *why) __attribute__((noreturn));
 static void give_up(const char *why)
 {
     say(why);
     say("\n");
     /* As a shell has it for a program that is there and cannot be executed. */
-    CALL(__NR_exit_group, 126, 0, 0, 0, 0, 0);
-    __builtin_unreachable();
+    end(126);
 }
 
 /* --- unpacking */
@@ -396,6 +407,81 @@ static struct image load(int fd, size_t page)
     return image;
 }
 
+/* --- nvplug health, as commands/health.py has it, word for word. Here because probes ask every few seconds. */
+
+#define AF_UNIX 1
+#define SOCK_SEQPACKET 5
+#define SOL_SOCKET 1
+#define SO_PEERCRED 17
+#define SO_RCVTIMEO 20 /* with two words of 64 bits, as all are here */
+#define SO_SNDTIMEO 21 /* connect waits for as long */
+#define PATIENCE 5
+
+static int is(const char *text, const char *other)
+{
+    size_t position = 0;
+    while (text[position] && text[position] == other[position]) {
+        position++;
+    }
+    return text[position] == other[position];
+}
+
+/* Ends the process with the answer, if this is what is asked for in words that are understood here; Python has the rest. */
+static void answer_health(long count, char **words, char **environment)
+{
+    int ready = count == 3 && is(words[2], "--ready");
+    if (!(count == 2 || ready) || !is(words[1], "health")) {
+        return;
+    }
+    const char *name = variable(environment, "HEALTH_SOCKET");
+    if (!name || !*name) {
+        name = "@nvplug";
+    }
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t size = length(name);
+    if (name[0] != '@' || size < 2 || size >= sizeof address.sun_path) {
+        return;
+    }
+    memcpy(address.sun_path + 1, name + 1, size - 1);
+
+    long socket = CALL(__NR_socket, AF_UNIX, SOCK_SEQPACKET, 0, 0, 0, 0);
+    const struct __kernel_old_timeval patience = {.tv_sec = PATIENCE};
+    CALL(__NR_setsockopt, socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience, 0);
+    CALL(__NR_setsockopt, socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience, 0);
+    long result = CALL(__NR_connect, socket, &address, offsetof(struct sockaddr_un, sun_path) + size, 0, 0, 0);
+    struct {
+        int32_t process;
+        uint32_t user, group;
+    } peer = {0, 0, 0};
+    uint32_t peer_size = sizeof peer;
+    CALL(__NR_getsockopt, socket, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size, 0);
+    char answer[4096];
+    if (!is_error(result)) {
+        result = CALL(__NR_recvfrom, socket, answer, sizeof answer - 1, 0, 0, 0);
+    }
+    if (is_error(result)) {
+        if (result == -EAGAIN) {
+            say("nvplug: no answer from ");
+            say(name);
+            say(" within 5 s; nvplug hangs: restart it\n");
+        } else {
+            say("nvplug: nobody answers at ");
+            say(name);
+            say("; ask where nvplug runs, in its network namespace and with its HEALTH_SOCKET\n");
+        }
+        end(1);
+    }
+    if (result < 3 || (peer.user != 0 && peer.user != CALL(__NR_geteuid, 0, 0, 0, 0, 0, 0))) {
+        say("nvplug: what answers at ");
+        say(name);
+        say(" is not nvplug; see who it is: ss -xlp\n");
+        end(1);
+    }
+    answer[result] = '\n';
+    CALL(__NR_write, 1, answer + 3, result - 2, 0, 0, 0);
+    end(answer[ready] != '0');
+}
+
 static Elf64_auxv_t *find(Elf64_auxv_t *vector, uint64_t type)
 {
     while (vector->a_type != type && vector->a_type != AT_NULL) {
@@ -408,12 +494,13 @@ static Elf64_auxv_t *find(Elf64_auxv_t *vector, uint64_t type)
 __attribute__((used)) uint8_t *launch(long *stack)
 {
     char **environment = (char **)(stack + 1 + stack[0] + 1);
-    char **end = environment;
-    while (*end) {
-        end++;
+    char **last = environment;
+    while (*last) {
+        last++;
     }
-    Elf64_auxv_t *vector = (Elf64_auxv_t *)(end + 1);
+    Elf64_auxv_t *vector = (Elf64_auxv_t *)(last + 1);
 
+    answer_health(stack[0], (char **)(stack + 1), environment);
     unpack_somewhere(environment);
     if (CALL(__NR_faccessat, AT_FDCWD, "/proc/self/fd/0", 0, 0, 0, 0) == -ENOENT &&
         CALL(__NR_faccessat, AT_FDCWD, "/proc/self/fd", 0, 0, 0, 0) == -ENOENT) {

@@ -365,7 +365,9 @@ class _Stage:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=log,
-                env={name: os.environ[name] for name in kept if name in os.environ},
+                env={name: os.environ[name] for name in kept if name in os.environ}
+                # And probes of a true one must not ask here.
+                | {"HEALTH_SOCKET": f"@nvplug-demo-{os.getpid()}"},
                 # A Ctrl-C in the terminal is for the demo alone, which then ends the others in order.
                 process_group=0,
                 preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  # there is no other thread

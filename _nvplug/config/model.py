@@ -10,6 +10,7 @@ from typing import Final
 from _nvplug.hardware import Gpu
 
 __all__ = [
+    "HEALTH_SOCKET",
     "KUBELET_SOCKET",
     "MOST_REPLICAS",
     "Config",
@@ -20,6 +21,8 @@ __all__ = [
     "TimeSlicing",
     "resource_name",
 ]
+
+HEALTH_SOCKET: Final = "@nvplug"
 
 KUBELET_SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
@@ -126,6 +129,7 @@ class Config:
         shared_devices_allocation_policy: whether the replicas of one container are ``distributed`` over devices, or
             ``packed``.
         dp_disable_healthchecks, dp_enable_healthchecks: see health_policy.
+        health_socket: the name in the abstract namespace, with ``@`` in front, where `nvplug health` asks.
         forget_health: whether verdicts from before a restart of nvplug are dropped.
         gpu_names, mig_names: the first that matches counts; without any, names are those of the MIG strategy.
         time_slicing: which devices are shared.
@@ -145,6 +149,7 @@ class Config:
     shared_devices_allocation_policy: str = "distributed"
     dp_disable_healthchecks: str = ""
     dp_enable_healthchecks: str = ""
+    health_socket: str = HEALTH_SOCKET
     forget_health: bool = False
     gpu_names: tuple[NamingRule, ...] = ()
     mig_names: tuple[NamingRule, ...] = ()

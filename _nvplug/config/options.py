@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from _nvplug.config.model import KUBELET_SOCKET
+from _nvplug.config.model import HEALTH_SOCKET, KUBELET_SOCKET
 
 __all__ = ["INERT", "OPTIONS", "Kind", "Option"]
 
@@ -135,6 +135,14 @@ def _socket(text: str) -> Path:
     return path
 
 
+def _abstract(text: str) -> str:
+    if not text.startswith("@") or text == "@" or len(os.fsencode(text)) > LONGEST_SOCKET:
+        raise ValueError(
+            f"it must be a name that needs no file: @ and up to {LONGEST_SOCKET - 1} bytes, such as @nvplug"
+        )
+    return text
+
+
 def _discovery(text: str) -> str:
     if text.startswith("simulated:") and text != "simulated:":
         return text
@@ -255,6 +263,14 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "",
         _TEXT,
         "XIDs that do, whatever is disabled; xids or all: every one",
+        lasting=True,
+    ),
+    Option(
+        (),
+        ("HEALTH_SOCKET",),
+        HEALTH_SOCKET,
+        Kind(_abstract),
+        "where nvplug health asks: a name that needs no file, for each network namespace",
         lasting=True,
     ),
     Option(

@@ -63,6 +63,7 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
         logging.WARNING,
         "another plugin offers the same resource; the kubelet will mix up their devices",
     ),
+    happenings.ProbesNotAnswered: (logging.WARNING, "nvplug health cannot be answered; trying again"),
     happenings.Registered: (logging.INFO, "registered"),
     happenings.RegistrationRefused: (logging.WARNING, "the kubelet refuses the registration; trying again"),
     happenings.RegistrationUnanswered: (

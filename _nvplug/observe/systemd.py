@@ -19,6 +19,8 @@ from _nvplug.latest import Latest
 
 __all__ = ["Service", "State", "after", "keep_told", "service_from", "status"]
 
+_REGISTERED: Final = "registered"
+
 # Seconds for systemd to read a datagram. It reads late while it is busy, but what it misses it gets with the next.
 _READ_WITHIN: Final = 5.0
 
@@ -76,6 +78,11 @@ class State:
         """Whether the kubelet has been told or is being waited for, or what there is to tell is being waited for."""
         return bool(self.resources) or bool(self.driver)
 
+    @property
+    def serving(self) -> bool:
+        """Whether there is something to offer, and the kubelet watches all of it."""
+        return bool(self.resources) and set(self.resources.values()) == {_REGISTERED}
+
 
 def after(state: State, happening: Happening) -> State:
     """The state after something happened; the same if it does not matter here."""
@@ -89,7 +96,7 @@ def after(state: State, happening: Happening) -> State:
             words = f"{happening.healthy} of {happening.devices} healthy"
             return replace(state, devices={**state.devices, happening.resource: words})
         case happenings.Registered():
-            return _at(state, happening.resource, "registered")
+            return _at(state, happening.resource, _REGISTERED)
         case happenings.KubeletAwaited():
             return _at(state, happening.resource, "waiting for the kubelet")
         case happenings.RegistrationRefused():

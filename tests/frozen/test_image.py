@@ -74,6 +74,15 @@ async def test_it_runs_as_a_daemon_set_would(containers: Containers) -> None:
                 )
             )
             await kubelet.await_allocatable(GPUS)
+            # As a probe asks.
+            for words in ([], ["--ready"]):
+                health = await trio.to_thread.run_sync(
+                    containers.run, "podman", "exec", name, "nvplug", "health", *words
+                )
+                assert (health.returncode, health.stdout) == (
+                    0,
+                    f"nvidia.com/gpu: registered, {GPUS} of {GPUS} healthy\n",
+                )
             started = time.monotonic()
             await trio.to_thread.run_sync(lambda: containers.must("podman", "stop", "--time=10", name))
             seconds = time.monotonic() - started

@@ -104,7 +104,9 @@ async def test_a_booted_host(containers: Containers, binary: Path) -> None:
             assert await host.show("ActiveState") == "active"
             async with kubelet_in(plugins) as kubelet:
                 await kubelet.await_allocatable(GPUS)
-                await host.await_that("StatusText", f"nvidia.com/gpu: registered, {GPUS} of {GPUS} healthy")
+                registered = f"nvidia.com/gpu: registered, {GPUS} of {GPUS} healthy"
+                await host.await_that("StatusText", registered)
+                assert await host.run("nvplug", "health", "--ready") == registered
 
                 first = await host.show("MainPID")
                 streams = len(kubelet.streams)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -64,7 +65,13 @@ async def program(
         [*under, *command, "--kubelet-socket", str(kubelet_socket), *arguments],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**inherited, "PYTHONUNBUFFERED": "1", **(env or {})},
+        # Each has its own name for probes: others may run beside it.
+        env={
+            **inherited,
+            "PYTHONUNBUFFERED": "1",
+            "HEALTH_SOCKET": f"@nvplug-test-{secrets.token_hex(8)}",
+            **(env or {}),
+        },
         # A group of its own, so that what it leaves behind can be found.
         start_new_session=True,
     )
