@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from _nvplug.config import Config
 from _nvplug.container.edits import ContainerEdits, DeviceNode
+from _nvplug.container.nodes import node_paths
 from _nvplug.resources import Device
 
 __all__ = ["edits_for"]
@@ -26,16 +27,6 @@ def edits_for(devices: Sequence[Device], control_nodes: Sequence[str], config: C
     environment = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
     if not config.pass_device_specs:
         return ContainerEdits(environment)
-    paths = dict.fromkeys([*control_nodes, *(path for device in devices for path in _paths(device))])
+    paths = dict.fromkeys([*control_nodes, *(path for device in devices for path in node_paths(device))])
     nodes = tuple(DeviceNode(path, posixpath.join(config.dev_root, path.lstrip("/"))) for path in paths)
     return ContainerEdits(environment, nodes)
-
-
-def _paths(device: Device) -> Iterator[str]:
-    """The nodes of one device: its GPU's, and of a MIG device those that grant access to its two instances."""
-    if device.gpu.minor is not None:
-        yield f"/dev/nvidia{device.gpu.minor}"
-    if device.mig is not None:
-        for minor in (device.mig.gpu_instance_minor, device.mig.compute_instance_minor):
-            if minor is not None:
-                yield f"/dev/nvidia-caps/nvidia-cap{minor}"
