@@ -103,10 +103,12 @@ def run(arguments: Sequence[str]) -> int:
 async def serve(
     driver: Driver, settings: Settings, read: Callable[[], Settings], service: Service | None = None
 ) -> None:
-    """Every task of the program, and the cells through which one tells the next: config, driver, offer, kubelet."""
+    """Every task, and the cells through which one tells the next: config, driver, container, offer, kubelet."""
     import trio
 
     from _nvplug.config.watching import keep_config
+    from _nvplug.container.facts import Terms
+    from _nvplug.container.looking import keep_terms
     from _nvplug.hardware import Hardware
     from _nvplug.health import Health, Memory, health_policy, watch
     from _nvplug.kubelet.loop import come_round, open_loop
@@ -124,8 +126,9 @@ async def serve(
         log(happening)
         state.set(after(state.value, happening))
 
-    config, hardware, health, offer = Latest(settings.config), Latest(Hardware()), Latest(Health()), Latest(Offer())
     asked = settings.config
+    config, terms = Latest(asked), Latest(Terms(asked))
+    hardware, health, offer = Latest(Hardware()), Latest(Health()), Latest(Offer())
     # What only an event told is kept where a service manager made a directory for it, until the next boot.
     runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     keep_health = functools.partial(
@@ -138,14 +141,16 @@ async def serve(
         memory=Memory.at(runtime) if runtime else None,
         forget=asked.forget_health,
     )
+    keep_node = functools.partial(keep_terms, hardware, config, terms, publish)
     # The loop is around the nursery: streams are ended and sockets removed while the tasks are being cancelled.
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
         await nursery.start(keep_config, config, settings, read, publish, name="config")
         await nursery.start(keep_answering, asked.health_socket, state, come_round, publish, name="probe")
         nursery.start_soon(again, "the driver", keep_health, name="driver")
-        nursery.start_soon(keep_offer, hardware, health, config, offer, publish, name="offer")
-        nursery.start_soon(keep_registered, offer, config, publish, name="kubelet")
+        nursery.start_soon(again, "the look at the node", keep_node, name="container")
+        nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
+        nursery.start_soon(keep_registered, offer, terms, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")
 

@@ -14,6 +14,7 @@ __all__ = [
     "AllocationRefused",
     "ConfigApplied",
     "ConfigKeysObeyed",
+    "ConfigRedundant",
     "ConfigRefused",
     "ConfigUnmet",
     "ConfigWaits",
@@ -22,6 +23,7 @@ __all__ = [
     "DeviceNotOffered",
     "DevicesListed",
     "DirectoryDead",
+    "DriverFilesFound",
     "DriverFound",
     "DriverTrouble",
     "EventsLost",
@@ -74,6 +76,16 @@ class DriverFound(Happening):
     driver: str
     version: str
     gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFilesFound(Happening):
+    """What containers are given of the driver's files. Published again whenever that changes."""
+
+    directory: str
+    version: str
+    libraries: int
+    programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +240,14 @@ class ConfigKeysObeyed(Happening):
 
     file: str
     keys: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRedundant(Happening):
+    """A part of the configuration that is obeyed, and that could be left out."""
+
+    option: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

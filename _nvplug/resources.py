@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -348,14 +348,38 @@ def chosen(resource: Resource, sent: Resource | None, ids: Iterable[str]) -> tup
     return devices
 
 
+class Covering(Protocol):
+    """By what containers are answered; see container/facts.py."""
+
+    def cover(self, hardware: Hardware, config: Config) -> bool:
+        """Whether the kubelet can ask for what these make."""
+
+
+C = TypeVar("C", bound=Covering)
+
+
 async def keep_offer(
-    hardware: Latest[Hardware], health: Latest[Health], config: Latest[Config], offer: Latest[Offer], publish: Publish
+    hardware: Latest[Hardware],
+    health: Latest[Health],
+    config: Latest[Config],
+    terms: Latest[C],
+    offer: Latest[Offer],
+    publish: Publish,
 ) -> None:
-    """The offer task: whatever changes, ``offer`` follows. Each remark is published once for as long as it holds."""
+    """The offer task: whatever changes, ``offer`` follows. Each remark is published once for as long as it holds.
+
+    A kubelet asks as soon as it has heard of a device. So what is new waits until ``terms`` cover it.
+    """
+    covered: tuple[Hardware, Config] | None = None
 
     def renew(_changed: object) -> None:
+        nonlocal covered
+        if terms.value.cover(hardware.value, config.value):
+            covered = hardware.value, config.value
+        if covered is None:
+            return
         before = set(offer.value.remarks)
-        offer.set(next_offer(offer.value, hardware.value, health.value, config.value))
+        offer.set(next_offer(offer.value, covered[0], health.value, covered[1]))
         for remark in offer.value.remarks:
             if remark not in before:
                 publish(remark)
@@ -364,3 +388,4 @@ async def keep_offer(
         nursery.start_soon(hardware.follow, renew)
         nursery.start_soon(health.follow, renew)
         nursery.start_soon(config.follow, renew)
+        nursery.start_soon(terms.follow, renew)

@@ -15,13 +15,15 @@ from _nvplug.errors import OptionError
 
 directories = st.sampled_from(["/", "/a", "/run/nvidia/driver", "/with space/", "/a=b,c", "/--dev-root", "/\udcff"])
 
+STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "direct")
+
 configs = st.builds(
     Config,
     kubelet_socket=st.builds(Path, directories, st.just("kubelet.sock")),
     config_file=st.just(""),
     device_discovery_strategy=st.sampled_from(["auto", "nvml", "simulated:2xT4", "simulated:/tmp/a=b.json"]),
     driver_root_ctr_path=directories,
-    device_list_strategy=st.just(("envvar",)),
+    device_list_strategy=st.lists(st.sampled_from(STRATEGIES), min_size=1, unique=True).map(tuple),
     device_id_strategy=st.sampled_from(["uuid", "index"]),
     pass_device_specs=st.booleans(),
     driver_root=directories,
@@ -29,6 +31,16 @@ configs = st.builds(
     mig_strategy=st.sampled_from(["none", "single", "mixed"]),
     shared_devices_allocation_policy=st.sampled_from(["distributed", "packed"]),
     forget_health=st.booleans(),
+    gdrcopy_enabled=st.booleans(),
+    gds_enabled=st.booleans(),
+    mofed_enabled=st.booleans(),
+    imex_channel_ids=st.sampled_from([(), ("0",)]),
+    imex_required=st.booleans(),
+    cdi_annotation_prefix=st.sampled_from(["cdi.k8s.io/", "nvidia.cdi.k8s.io/"]),
+    nvidia_cdi_hook_path=directories,
+    cdi_disable_hooks=st.sampled_from([(), ("all",), ("chmod", "update-ldcache")]),
+    direct_host_path=st.just("") | directories,
+    direct_container_path=st.sampled_from(["/usr/local/nvidia", "/opt/driver"]),
 )
 
 # What has a flag; the others are known by a variable alone.
@@ -100,6 +112,16 @@ def test_nothing_said_is_the_default() -> None:
         dp_disable_healthchecks="",
         dp_enable_healthchecks="",
         forget_health=False,
+        gdrcopy_enabled=False,
+        gds_enabled=False,
+        mofed_enabled=False,
+        imex_channel_ids=(),
+        imex_required=False,
+        cdi_annotation_prefix="cdi.k8s.io/",
+        nvidia_cdi_hook_path="/usr/bin/nvidia-ctk",
+        cdi_disable_hooks=(),
+        direct_host_path="",
+        direct_container_path="/usr/local/nvidia",
         gpu_names=(),
         mig_names=(),
         time_slicing=TimeSlicing(),
@@ -139,8 +161,8 @@ def test_a_flag_wins_over_its_variable(data: st.DataObject, config: Config, envi
 
 @given(configs, configs, st.lists(st.booleans(), min_size=len(FLAGGED), max_size=len(FLAGGED)))
 def test_the_last_repetition_counts(first: Config, last: Config, aliased: list[bool]) -> None:
-    """Of a flag given twice, under the same name or an alias, the last one counts."""
-    words = [f"--{option.flags[0]}={written(first, option)}" for option in FLAGGED]
+    """Of a flag given twice, under the same name or an alias, the last one counts, unless it is a list."""
+    words = [f"--{option.flags[0]}={written(first, option)}" for option in FLAGGED if not option.kind.is_list]
     words += [
         f"--{option.flags[-1 if alias else 0]}={written(last, option)}"
         for option, alias in zip(FLAGGED, aliased, strict=True)
@@ -149,19 +171,20 @@ def test_the_last_repetition_counts(first: Config, last: Config, aliased: list[b
     assert read_config(words, {}) == last
 
 
-@given(st.lists(st.just("envvar"), min_size=1), st.booleans())
+@given(st.lists(st.sampled_from(STRATEGIES), min_size=1), st.booleans())
 def test_a_list_is_a_set(words: list[str], repeated: bool) -> None:
     """By comma or by repetition: what is said twice counts once."""
     joined = ",".join(words)
     arguments = [f"--device-list-strategy={word}" for word in (words if repeated else [joined])]
 
-    assert read_config(arguments, {}).device_list_strategy == ("envvar",)
+    assert read_config(arguments, {}).device_list_strategy == tuple(dict.fromkeys(words))
 
 
 def test_a_list_grows_by_repetition() -> None:
     """An item of a list is not undone by the next one."""
-    with pytest.raises(OptionError, match="'cdi-cri,envvar'"):
-        read_config(["--device-list-strategy=cdi-cri", "--device-list-strategy", "envvar"], {})
+    config = read_config(["--device-list-strategy=cdi-cri", "--device-list-strategy", "envvar"], {})
+
+    assert config.device_list_strategy == ("cdi-cri", "envvar")
 
 
 @given(configs)
@@ -262,9 +285,12 @@ def test_any_words_are_read_or_refused(arguments: list[str], environment: dict[s
             "correct or remove --container-driver-root",
         ),
         (
-            ["--device-list-strategy", "envvar,volume-mounts"],
+            ["--device-list-strategy", "envvar,volume-mount"],
             {},
-            "--device-list-strategy is 'envvar,volume-mounts': nvplug does not support that yet; allowed is envvar",
+            (
+                "--device-list-strategy is 'envvar,volume-mount': allowed are envvar, volume-mounts, cdi-annotations,"
+                " cdi-cri, direct (did you mean volume-mounts?)"
+            ),
             "correct or remove --device-list-strategy",
         ),
         (
@@ -329,8 +355,7 @@ def test_a_long_socket_path_may_still_do(path: str) -> None:
         "--imex-channel-ids=",
         "--config-file=",
         "--mps-root=/run/nvidia/mps",
-        "--nvidia-ctk-path=/usr/local/nvidia/toolkit/nvidia-ctk",
-        "--cdi-disable-hooks=all,chmod",
+        "--cdi-feature-flags=disable-nvsandboxutils",
     ],
 )
 def test_what_asks_for_nothing_is_accepted(word: str) -> None:
@@ -338,32 +363,36 @@ def test_what_asks_for_nothing_is_accepted(word: str) -> None:
     assert read_config([word], {}) == read_config([], {})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "origin"),
-    [
-        (["--gdrcopy-enabled"], {}, "--gdrcopy-enabled"),
-        ([], {"MOFED_ENABLED": "true"}, "MOFED_ENABLED"),
-        (["--imex-channel-ids=0"], {}, "--imex-channel-ids"),
-        (["-imex-required"], {}, "--imex-required"),
-    ],
-)
-def test_what_is_not_supported_yet_is_refused_by_name(
-    arguments: list[str], environment: dict[str, str], origin: str
-) -> None:
-    """An option that would be ignored is an error instead, unless a flag takes back what the variable asks for."""
-    with pytest.raises(OptionError, match="nvplug does not support that yet") as caught:
-        read_config(arguments, environment)
-
-    assert str(caught.value).startswith(f"{origin} is ")
-
-
 def test_a_flag_takes_back_what_its_variable_asks_for() -> None:
-    """Precedence is the same for options that are not supported yet."""
+    """Also what a manifest sets for all nodes."""
     assert read_config(["--gds-enabled=false"], {"GDS_ENABLED": "true"}) == read_config([], {})
 
 
-@pytest.mark.parametrize("word", ["--mig-strategy=misxed", "--shared-devices-allocation-policy=spread"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--mig-strategy=misxed",
+        "--shared-devices-allocation-policy=spread",
+        "--imex-channel-ids=1",
+        "--imex-channel-ids=0,1",
+        "--cdi-disable-hooks=all,none",
+    ],
+)
 def test_what_nobody_supports_is_refused(word: str) -> None:
     """A value that NVIDIA's plugin refuses is no better here."""
     with pytest.raises(OptionError, match="allowed"):
         read_config([word], {})
+
+
+@pytest.mark.parametrize("prefix", ["", "cdi.k8s.io", "/", "CDI.k8s.io/", "cdi.k8s.io/x", "cdi.k8s.io/\n"])
+def test_an_annotation_that_no_runtime_reads_is_refused(prefix: str) -> None:
+    """The prefix has to make a key out of what follows."""
+    with pytest.raises(OptionError, match="it must be a domain with a slash behind it"):
+        read_config([f"--cdi-annotation-prefix={prefix}"], {})
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/usr/..", "usr/local/nvidia"])
+def test_nothing_is_mounted_over_everything(path: str) -> None:
+    """A directory of the container is one in it."""
+    with pytest.raises(OptionError, match="it must"):
+        read_config([f"--direct-container-path={path}"], {})

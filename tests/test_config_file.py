@@ -216,20 +216,28 @@ def test_keys_of_other_programs_are_theirs_to_judge(tmp_path: Path, interval: st
     assert settings(tmp_path, text).config == Config(config_file=str(tmp_path / "config.yaml"))
 
 
+def test_imex_is_read(tmp_path: Path) -> None:
+    """As a list of numbers, which it is in NVIDIA's files."""
+    config = settings(tmp_path, "imex: {channelIDs: [0], required: true}").config
+
+    assert (config.imex_channel_ids, config.imex_required) == (("0",), True)
+
+
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "key", "problem"),
     [
-        ("flags: {gdsEnabled: true}", "flags.gdsEnabled"),
-        ("flags:\n  gdrcopyEnabled: true", "flags.gdrcopyEnabled"),
-        ("flags: {deviceDiscoveryStrategy: tegra}", "flags.deviceDiscoveryStrategy"),
-        ("imex: {channelIDs: [0]}", "imex.channelIDs"),
-        ("imex: {channelIDs: [2]}", "imex.channelIDs"),
-        ("imex: {required: true}", "imex.required"),
+        (
+            "flags: {deviceDiscoveryStrategy: tegra}",
+            "flags.deviceDiscoveryStrategy",
+            "nvplug does not support that yet",
+        ),
+        ("imex:\n  channelIDs: [2]", "imex.channelIDs", "allowed is 0"),
+        ("imex: {channelIDs: [0, 1]}", "imex.channelIDs", "allowed is 0"),
     ],
 )
-def test_what_is_not_supported_yet_is_refused_by_name(tmp_path: Path, text: str, key: str) -> None:
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, text: str, key: str, problem: str) -> None:
     """Also where the file asks for it; the key and its line are named."""
-    with pytest.raises(OptionError, match="nvplug does not support that yet") as caught:
+    with pytest.raises(OptionError, match=problem) as caught:
         settings(tmp_path, text)
 
     line = text.count("\n") + 1

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _nvplug.config.model import Config, NamingRule, Selection, Selector, SharedResource, TimeSlicing
+from _nvplug.container.facts import Terms
 from _nvplug.errors import RequestTooLargeError, UnusableDeviceError
 from _nvplug.happenings import ConfigUnmet, DeviceExcluded, DeviceNotOffered, Happening
 from _nvplug.hardware import Gpu, Hardware, MigDevice
@@ -534,7 +535,7 @@ async def test_a_remark_is_published_once_for_as_long_as_it_holds() -> None:
     published: list[Happening] = []
     excluding = Config(selection=Selection(exclude=(Selector("index", "1"),)))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_offer, hardware, health, config, offer, published.append)
+        nursery.start_soon(keep_offer, hardware, health, config, Latest(Terms(config.value)), offer, published.append)
         await trio.testing.wait_all_tasks_blocked()
         assert offered(offer.value) == {"nvidia.com/gpu": ["GPU-0", "GPU-1"]}
         assert published == []

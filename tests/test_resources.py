@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _nvplug.config import Config
+from _nvplug.container.facts import Terms
 from _nvplug.errors import UnknownDeviceError, UnusableDeviceError
 from _nvplug.hardware import Gpu, Hardware
 from _nvplug.health import Health, Verdict
@@ -169,7 +170,9 @@ async def test_the_offer_follows_hardware_and_health() -> None:
     """Whichever of the two changes, the offer follows; what changes nothing makes no version."""
     hardware, health, offer = Latest(Hardware()), Latest(Health()), Latest(Offer())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_offer, hardware, health, Latest(Config()), offer, lambda _remark: None)
+        nursery.start_soon(
+            keep_offer, hardware, health, Latest(Config()), Latest(Terms(Config())), offer, lambda _remark: None
+        )
         await trio.testing.wait_all_tasks_blocked()
         assert offer.value == Offer()
 

@@ -20,6 +20,7 @@ from peer.kubelet import Kubelet, kubelet_in
 from peer.program import program
 
 from _nvplug.config import read_config
+from _nvplug.container.facts import Terms
 from _nvplug.drivers.machines import find_machine
 from _nvplug.drivers.simulated import simulate
 from _nvplug.health import Health
@@ -204,7 +205,7 @@ async def test_no_task_is_left_behind(disk: Path) -> None:
     offer = next_offer(Offer(), simulate(find_machine("8xH100")).hardware, Health())
     async with open_loop(), kubelet_in(disk) as kubelet, trio.open_nursery() as nursery:
         loop = asyncio.get_event_loop()
-        nursery.start_soon(keep_registered, Latest(offer), Latest(config), lambda _happening: None)
+        nursery.start_soon(keep_registered, Latest(offer), Latest(Terms(config)), lambda _happening: None)
         await kubelet.await_allocatable(GPUS)
         before = 0
         for _ in range(5):

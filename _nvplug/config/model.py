@@ -119,7 +119,7 @@ class Config:
         config_file: where the rest was read from, ``""`` for none.
         device_discovery_strategy: ``auto``, ``nvml``, or ``simulated:`` and a machine or a file.
         driver_root_ctr_path: where the driver's root is mounted, if not at ``/``.
-        device_list_strategy: how a container is told its devices.
+        device_list_strategy: how a container comes by its devices; see container/answers.py.
         device_id_strategy: whether it is told UUIDs or indices.
         pass_device_specs: whether it is given the device nodes as well.
         driver_root: the driver's root on the host.
@@ -131,6 +131,14 @@ class Config:
         dp_disable_healthchecks, dp_enable_healthchecks: see health_policy.
         health_socket: the name in the abstract namespace, with ``@`` in front, where `nvplug health` asks.
         forget_health: whether verdicts from before a restart of nvplug are dropped.
+        gdrcopy_enabled, gds_enabled, mofed_enabled: whether containers are given what the node has of these.
+        imex_channel_ids: the IMEX channels that they are given.
+        imex_required: whether that they do not exist is an error.
+        cdi_annotation_prefix: with the slash.
+        nvidia_cdi_hook_path: of nvidia-ctk or nvidia-cdi-hook on the host.
+        cdi_disable_hooks: names of hooks, or ``all``.
+        direct_host_path: a directory of the host with the driver's ``lib64`` and ``bin``; ``""``: to be looked for.
+        direct_container_path: where containers see it.
         gpu_names, mig_names: the first that matches counts; without any, names are those of the MIG strategy.
         time_slicing: which devices are shared.
         selection: which GPUs are offered at all.
@@ -151,6 +159,16 @@ class Config:
     dp_enable_healthchecks: str = ""
     health_socket: str = HEALTH_SOCKET
     forget_health: bool = False
+    gdrcopy_enabled: bool = False
+    gds_enabled: bool = False
+    mofed_enabled: bool = False
+    imex_channel_ids: tuple[str, ...] = ()
+    imex_required: bool = False
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    nvidia_cdi_hook_path: str = "/usr/bin/nvidia-ctk"
+    cdi_disable_hooks: tuple[str, ...] = ()
+    direct_host_path: str = ""
+    direct_container_path: str = "/usr/local/nvidia"
     gpu_names: tuple[NamingRule, ...] = ()
     mig_names: tuple[NamingRule, ...] = ()
     time_slicing: TimeSlicing = TimeSlicing()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import posixpath
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,22 +86,17 @@ def _one_of(*allowed: str, unsupported: Sequence[str] = ()) -> Kind[str]:
     return Kind(parse)
 
 
-def _some_of(*allowed: str, unsupported: Sequence[str] = ()) -> Kind[tuple[str, ...]]:
+def _some_of(*allowed: str) -> Kind[tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         words = (word.strip() for word in text.split(","))
-        return tuple(dict.fromkeys(_checked(word, allowed, unsupported) for word in words))
+        return tuple(dict.fromkeys(_checked(word, allowed, ()) for word in words))
 
     return Kind(parse, is_list=True)
 
 
-def _only(harmless: T, kind: Kind[T]) -> Kind[T]:
-    def parse(text: str) -> T:
-        value = kind.parse(text)
-        if value != harmless:
-            raise ValueError("nvplug does not support that yet")
-        return value
-
-    return replace(kind, parse=parse)
+def _any_of(*allowed: str) -> Kind[tuple[str, ...]]:
+    some = _some_of(*allowed)
+    return replace(some, parse=lambda text: some.parse(text) if text else ())
 
 
 def _checked(text: str, allowed: Sequence[str], unsupported: Sequence[str]) -> str:
@@ -126,6 +123,23 @@ def _directory(text: str) -> str:
     return text
 
 
+def _directory_in_container(text: str) -> str:
+    path = posixpath.normpath(_directory(text))
+    if path.strip("/") == "":
+        raise ValueError("it must not be the root: what is mounted there hides everything")
+    return path
+
+
+def _annotation_prefix(text: str) -> str:
+    # NVIDIA's plugin takes anything. What is no domain is no annotation, and no runtime reads it.
+    if not _ANNOTATION_PREFIX.fullmatch(text):
+        raise ValueError("it must be a domain with a slash behind it, such as cdi.k8s.io/")
+    return text
+
+
+_ANNOTATION_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/", re.ASCII)
+
+
 def _socket(text: str) -> Path:
     path = Path(_directory(text))
     if len(os.fsencode(path.parent)) > LONGEST_DIRECTORY:
@@ -150,9 +164,7 @@ def _discovery(text: str) -> str:
 
 
 _SWITCH: Final = Kind(_bool, is_switch=True)
-_OFF: Final = _only(harmless=False, kind=_SWITCH)
 _TEXT: Final = Kind(str)
-_NOTHING: Final = _only("", _TEXT)
 _DIRECTORY: Final = Kind(_directory)
 
 
@@ -197,8 +209,8 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         ("device-list-strategy",),
         ("DEVICE_LIST_STRATEGY",),
         "envvar",
-        _some_of("envvar", unsupported=("volume-mounts", "cdi-annotations", "cdi-cri")),
-        "how a container is told its devices: envvar",
+        _some_of("envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "direct"),
+        "how a container comes by its devices: envvar, volume-mounts, cdi-annotations, cdi-cri, direct; or several",
         "flags.plugin.deviceListStrategy",
     ),
     Option(
@@ -281,6 +293,93 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "whether GPUs that were unhealthy before a restart of nvplug begin as healthy",
         lasting=True,
     ),
+    Option(
+        ("gdrcopy-enabled",),
+        ("GDRCOPY_ENABLED",),
+        "false",
+        _SWITCH,
+        "whether containers are given GDRCopy",
+        "flags.gdrcopyEnabled",
+    ),
+    Option(
+        ("gds-enabled",),
+        ("GDS_ENABLED",),
+        "false",
+        _SWITCH,
+        "whether containers are given GPUDirect Storage",
+        "flags.gdsEnabled",
+    ),
+    Option(
+        ("mofed-enabled",),
+        ("MOFED_ENABLED",),
+        "false",
+        _SWITCH,
+        "whether containers are given the InfiniBand devices of Mellanox OFED",
+        "flags.mofedEnabled",
+    ),
+    Option(
+        ("imex-channel-ids",),
+        ("IMEX_CHANNEL_IDS",),
+        "",
+        _any_of("0"),
+        "the IMEX channels that containers are given: none, or 0",
+        "imex.channelIDs",
+    ),
+    Option(
+        ("imex-required",),
+        ("IMEX_REQUIRED",),
+        "false",
+        _SWITCH,
+        "whether an IMEX channel that does not exist is an error, instead of left out",
+        "imex.required",
+    ),
+    Option(
+        ("cdi-annotation-prefix",),
+        ("CDI_ANNOTATION_PREFIX",),
+        "cdi.k8s.io/",
+        Kind(_annotation_prefix),
+        "of the annotations of cdi-annotations",
+        "flags.plugin.cdiAnnotationPrefix",
+    ),
+    Option(
+        ("nvidia-cdi-hook-path", "nvidia-ctk-path"),
+        ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+        "/usr/bin/nvidia-ctk",
+        _TEXT,
+        "where the host has the program for the hooks of CDI documents",
+        "flags.plugin.nvidiaCTKPath",
+    ),
+    Option(
+        ("cdi-disable-hooks",),
+        ("CDI_DISABLE_HOOKS",),
+        "",
+        _any_of(
+            "all",
+            "chmod",
+            "create-symlinks",
+            "disable-device-node-modification",
+            "enable-cuda-compat",
+            "update-application-profile",
+            "update-ldcache",
+        ),
+        "hooks that CDI documents are to do without, by name; all: every one",
+    ),
+    Option(
+        ("direct-host-path",),
+        ("DIRECT_HOST_PATH",),
+        "",
+        Kind(lambda text: _directory(text) if text else ""),
+        "for direct: the host's directory with the driver's lib64 and bin; found by looking if empty",
+        "flags.plugin.directHostPath",
+    ),
+    Option(
+        ("direct-container-path",),
+        ("DIRECT_CONTAINER_PATH",),
+        "/usr/local/nvidia",
+        Kind(_directory_in_container),
+        "for direct: where a container sees that directory",
+        "flags.plugin.directContainerPath",
+    ),
 )
 """What nvplug has: one for each field of Config that is not a section of the file."""
 
@@ -293,48 +392,13 @@ INERT: Final[tuple[Option[Any], ...]] = (
         "nvplug waits for the driver in both cases: an end would take the node's GPUs away",
         "flags.failOnInitError",
     ),
-    Option(("gdrcopy-enabled",), ("GDRCOPY_ENABLED",), "false", _OFF, "not supported yet", "flags.gdrcopyEnabled"),
-    Option(("gds-enabled",), ("GDS_ENABLED",), "false", _OFF, "not supported yet", "flags.gdsEnabled"),
-    Option(("mofed-enabled",), ("MOFED_ENABLED",), "false", _OFF, "not supported yet", "flags.mofedEnabled"),
-    Option(
-        ("imex-channel-ids",),
-        ("IMEX_CHANNEL_IDS",),
-        "",
-        replace(_NOTHING, is_list=True),
-        "not supported yet",
-        "imex.channelIDs",
-    ),
-    Option(("imex-required",), ("IMEX_REQUIRED",), "false", _OFF, "not supported yet", "imex.required"),
     # Charts and operators set these on every node, whether or not it uses what they are for.
-    Option(
-        ("cdi-annotation-prefix",),
-        ("CDI_ANNOTATION_PREFIX",),
-        "cdi.k8s.io/",
-        _TEXT,
-        "for --device-list-strategy=cdi-annotations, which is refused",
-        "flags.plugin.cdiAnnotationPrefix",
-    ),
-    Option(
-        ("nvidia-cdi-hook-path", "nvidia-ctk-path"),
-        ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
-        "/usr/bin/nvidia-ctk",
-        _TEXT,
-        "for --device-list-strategy=cdi-*, which is refused",
-        "flags.plugin.nvidiaCTKPath",
-    ),
     Option(
         ("cdi-feature-flags",),
         ("CDI_FEATURE_FLAGS",),
         "",
         replace(_TEXT, is_list=True),
-        "for --device-list-strategy=cdi-*, which is refused",
-    ),
-    Option(
-        ("cdi-disable-hooks",),
-        ("CDI_DISABLE_HOOKS",),
-        "",
-        replace(_TEXT, is_list=True),
-        "for --device-list-strategy=cdi-*, which is refused",
+        "for the generator of CDI documents in NVIDIA's plugin",
     ),
     Option(("mps-root",), ("MPS_ROOT",), "", _TEXT, "for sharing.mps, which is refused", "flags.mpsRoot"),
 )

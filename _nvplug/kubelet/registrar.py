@@ -9,8 +9,8 @@ from functools import partial
 
 import trio
 
-from _nvplug.config import Config
 from _nvplug.container import ContainerEdits, edits_for
+from _nvplug.container.facts import Terms
 from _nvplug.errors import ListTooLongError, RequestTooLargeError, UnknownDeviceError, UnusableDeviceError
 from _nvplug.happenings import (
     Allocated,
@@ -60,13 +60,13 @@ from _nvplug.supervise import again
 __all__ = ["keep_registered"]
 
 
-async def keep_registered(offer: Latest[Offer], config: Latest[Config], publish: Publish) -> None:
+async def keep_registered(offer: Latest[Offer], terms: Latest[Terms], publish: Publish) -> None:
     """Keeps every resource of ``offer`` registered with the kubelet, until cancelled; then leaves no socket behind.
 
     Raises:
         DirectoryDeadError: see Poller.run.
     """
-    directory = config.value.kubelet_socket.parent
+    directory = terms.value.config.kubelet_socket.parent
     clear_leftovers(directory, "nvplug-*.sock", ("nvidia-gpu.sock", "nvidiaGPU-*.sock"), publish)
     registrars: dict[str, _Registrar] = {}
     poller = Poller(directory, lambda: all(each.streaming for each in registrars.values()), publish)
@@ -76,7 +76,7 @@ async def keep_registered(offer: Latest[Offer], config: Latest[Config], publish:
             version = offer.version
             for resource in offer.value.resources:
                 if resource.name not in registrars:
-                    registrar = _Registrar(resource.name, offer, config, poller, publish)
+                    registrar = _Registrar(resource.name, offer, terms, poller, publish)
                     registrars[resource.name] = registrar
                     nursery.start_soon(again, resource.name, registrar.run)
             await offer.newer_than(version)
@@ -89,12 +89,10 @@ class _Registrar:
     its turn comes: what an earlier dial or Register brings home late is recognised then, and dropped.
     """
 
-    def __init__(
-        self, name: str, offer: Latest[Offer], config: Latest[Config], poller: Poller, publish: Publish
-    ) -> None:
+    def __init__(self, name: str, offer: Latest[Offer], terms: Latest[Terms], poller: Poller, publish: Publish) -> None:
         self._name = name
         self._offer = offer
-        self._config = config
+        self._terms = terms
         self._poller = poller
         self._publish = publish
         self._encoder = ListEncoder()
@@ -120,7 +118,7 @@ class _Registrar:
         self._inbox, inbox = trio.open_memory_channel[_News](math.inf)
         listing, version = await self._first_listing()
         self._listing = listing
-        unwatch_kubelet = self._poller.watch(self._config.value.kubelet_socket, self._kubelet_socket_changed)
+        unwatch_kubelet = self._poller.watch(self._terms.value.config.kubelet_socket, self._kubelet_socket_changed)
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._follow_offer, version)
@@ -176,7 +174,7 @@ class _Registrar:
     async def _call_dial(self, scope: trio.CancelScope) -> None:
         with scope:
             try:
-                connection = await dial(self._config.value.kubelet_socket)
+                connection = await dial(self._terms.value.config.kubelet_socket)
             except DialError as error:
                 self._report(scope, lambda: self._dialling, DialFailed(str(error)))
             else:
@@ -193,7 +191,7 @@ class _Registrar:
         return Connected()
 
     def _announce(self) -> None:
-        path = new_socket(self._config.value.kubelet_socket.parent, self._name)
+        path = new_socket(self._terms.value.config.kubelet_socket.parent, self._name)
         endpoint = Endpoint(path, self._listing, self)
         try:
             endpoint.bind()
@@ -308,11 +306,13 @@ class _Registrar:
         resource = self._resource()
         try:
             devices = chosen(resource, self._sent, ids)
+            terms = self._terms.value
+            edits = edits_for(devices, resource.control_nodes, terms.config, terms.facts)
         except (RequestTooLargeError, UnknownDeviceError, UnusableDeviceError) as error:
             self._publish(AllocationRefused(self._name, str(error)))
             raise
         self._publish(Allocated(self._name, ",".join(device.id for device in devices)))
-        return edits_for(devices, resource.control_nodes, self._config.value)
+        return edits
 
     def preferred(self, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
         return preferred(self._resource(), available, required, size)
@@ -335,7 +335,7 @@ class _Registrar:
             case DialFailed():
                 happening = KubeletAwaited(self._name, event.reason)
             case BindFailed():
-                happening = SocketNotMade(self._name, str(self._config.value.kubelet_socket.parent), event.reason)
+                happening = SocketNotMade(self._name, str(self._terms.value.config.kubelet_socket.parent), event.reason)
             case Refused():
                 happening = RegistrationRefused(self._name, event.reason)
             case Unanswered():
