@@ -29,6 +29,7 @@ QUICK = Pace(
     settle=0.0,
     patience=0.5,
     sweep=0.05,
+    late=0.01,
     attach=0.2,
     retry_first=0.02,
     retry_last=0.1,

@@ -11,7 +11,7 @@ import trio
 
 from _nvplug.drivers.lanes import Lanes, Ledger, Pace, hop
 from _nvplug.drivers.readings import Census, Reading
-from _nvplug.errors import DriverCallError
+from _nvplug.errors import DriverError
 from _nvplug.happenings import EventsLost, EventsRegained, XidUnplaced
 from _nvplug.hardware import GpuEvent
 from _nvplug.latest import Latest
@@ -72,8 +72,9 @@ class Ears:
                     await hop(self._lanes.events, partial(self._session.create_event_set, number))
                     self.ready.set()
                     await self._registered(number, census)
-                event = await hop(self._lanes.events, partial(self._session.wait, self._pace.slice, once=lost))
-            except DriverCallError as error:
+                seconds = self._pace.glance if lost else self._pace.slice
+                event = await hop(self._lanes.events, partial(self._session.wait, seconds, once=lost))
+            except DriverError as error:
                 lost = True
                 self._ledger.say("events", EventsLost(str(error), error.remedy))
                 self.ready.set()

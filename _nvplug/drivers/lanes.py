@@ -12,7 +12,7 @@ left undone if those do not come back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,12 +33,15 @@ class Pace:
     Attributes:
         patience: for a slow GPU, before the others are published without it.
         sweep: between two looks at all GPUs.
+        late: for one thread to look at them all; then those that it has not come to get threads of their own.
         attach: for nvmlInit, before that is called trouble. A minute is normal with many GPUs and a cold driver.
         retry_first: before the second attempt to attach; doubles up to ``retry_last``.
         retry_last: see there.
         events_first: before the second attempt to hear events; doubles up to ``events_last``.
         events_last: see there.
-        slice: after which the thread that waits for events looks up, to see whether it is still wanted.
+        slice: after which the thread that waits for events looks up, to see whether it is still wanted. Each time it
+            does costs as much as all else it does in a second.
+        glance: the same, until events that were lost are known to be heard again.
         silence: for a GPU to answer, before that is called a fault of it.
         after_event: between two looks at all GPUs that events ask for.
         settle: after a GPU is to be let go of, before that is done: errors seldom come alone, and those of other GPUs
@@ -49,12 +52,14 @@ class Pace:
 
     patience: float = 2.0
     sweep: float = 5.0
+    late: float = 0.1
     attach: float = 60.0
     retry_first: float = 1.0
     retry_last: float = 5.0
     events_first: float = 0.1
     events_last: float = 5.0
-    slice: float = 0.5
+    slice: float = 2.5
+    glance: float = 0.5
     silence: float = 30.0
     after_event: float = 1.0
     settle: float = 3.0
@@ -97,8 +102,8 @@ async def hop(lane: trio.CapacityLimiter, work: Callable[[], T]) -> T:
         raise DriverError(str(error), remedy="raise the limit on processes: TasksMax, or pids of the pod") from None
 
 
-async def patiently(lane: trio.CapacityLimiter, work: Callable[[], T], name: str, limit: float, ledger: Ledger) -> T:
-    """Does something that blocks in a thread. Late after ``limit`` seconds, publishes trouble and goes on waiting."""
+async def patiently(work: Callable[[], Awaitable[T]], name: str, limit: float, ledger: Ledger) -> T:
+    """Waits for what is done in a thread. Late after ``limit`` seconds, publishes trouble and goes on waiting."""
 
     async def complain() -> None:
         await trio.sleep(limit)
@@ -114,7 +119,7 @@ async def patiently(lane: trio.CapacityLimiter, work: Callable[[], T], name: str
     async with trio.open_nursery() as nursery:
         nursery.start_soon(complain)
         try:
-            answer = await hop(lane, work)
+            answer = await work()
         except DriverError as error:
             # Carried out by hand: a nursery would make a group of it.
             trouble = error
@@ -130,7 +135,7 @@ class Lanes:
     Attributes:
         library: for calls about no GPU in particular.
         events: for the wait.
-        gpus: by index, made when needed.
+        gpus: by index; made by ``of_gpu``.
     """
 
     def __init__(self) -> None:
@@ -138,10 +143,25 @@ class Lanes:
         self.events = trio.CapacityLimiter(1)
         self.gpus: dict[int, trio.CapacityLimiter] = {}
         self._ending = trio.CapacityLimiter(1)
+        # The lanes that ``alone`` holds; None while nobody wants to be alone.
+        self._held: list[trio.CapacityLimiter] | None = None
+
+    def of_gpu(self, index: int) -> trio.CapacityLimiter:
+        """A GPU's lane. One that is made while somebody wants to be alone opens after that."""
+        lane = self.gpus.get(index)
+        if lane is None:
+            lane = self.gpus[index] = trio.CapacityLimiter(1)
+            if self._held is not None:
+                lane.acquire_on_behalf_of_nowait(self)
+                self._held.append(lane)
+        return lane
 
     async def alone(self, work: Callable[[], None], patience: float) -> None:
-        """Does something while no thread is in any lane; leaves it undone if that takes longer than ``patience``."""
-        held: list[trio.CapacityLimiter] = []
+        """Does something while no thread is in any lane; leaves it undone if that takes longer than ``patience``.
+
+        One at a time.
+        """
+        self._held = held = []
         try:
             with trio.move_on_after(patience):
                 for lane in (self.library, self.events, *self.gpus.values()):
@@ -151,5 +171,6 @@ class Lanes:
                 with contextlib.suppress(DriverCallError):
                     await hop(self._ending, work)
         finally:
+            self._held = None
             for lane in held:
                 lane.release_on_behalf_of(self)

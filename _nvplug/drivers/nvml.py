@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from _nvplug.drivers.lanes import Ledger, Pace, patiently
+from _nvplug.drivers.crew import Crew
+from _nvplug.drivers.lanes import Ledger, Pace, hop, patiently
 from _nvplug.drivers.outside import Outside
 from _nvplug.drivers.service import Service, Station
 from _nvplug.drivers.session import Session
@@ -78,8 +79,10 @@ class NvmlDriver:
             Ledger(publish),
             Outside(Path(self._sysfs), self._dev, Path(self._proc)),
             self._released,
+            Crew(self._pace.late),
         )
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(station.crew.run)
             nursery.start_soon(self._mind_silence, station)
             nursery.start_soon(self._serve, station)
 
@@ -94,7 +97,9 @@ class NvmlDriver:
                 Session.open, self._root, self._library_path, sysfs=self._sysfs, proc=self._proc, attach=not apart
             )
             try:
-                session = await patiently(station.lanes.library, attach, "nvmlInit", self._pace.attach, station.ledger)
+                session = await patiently(
+                    partial(hop, station.lanes.library, attach), "nvmlInit", self._pace.attach, station.ledger
+                )
                 if apart:
                     station.changes_hands(apart)
                 service = Service(session, station, apart)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pynvml
 import trio
 
+from _nvplug.drivers.crew import Crew
 from _nvplug.drivers.ears import Ears
 from _nvplug.drivers.lanes import Lanes, Ledger, Pace, hop, patiently
 from _nvplug.drivers.readings import Census, Failure, Listing, Reading, link_table, pair, settle
@@ -59,6 +60,7 @@ class Station:
         ledger: takes what is worth a line.
         outside: what is seen without the driver.
         released: UUIDs of the GPUs that wait for a repair.
+        crew: looks at GPUs that are known.
         lanes: who may be inside the library.
         listing: the GPUs there are. One that is slow to be read again is not dropped meanwhile.
         let_go: UUIDs of those that nvplug holds nothing of.
@@ -73,6 +75,7 @@ class Station:
     ledger: Ledger
     outside: Outside
     released: Latest[frozenset[str]]
+    crew: Crew
     lanes: Lanes = field(default_factory=Lanes)
     listing: Listing = field(default_factory=Listing)
     let_go: frozenset[str] = frozenset()
@@ -152,7 +155,7 @@ class Service:
                 scope.cancel()
         finally:
             self._session.end()
-        await self._station.lanes.alone(self._session.close, pace.patience)
+        await self._station.lanes.alone(self._session.close, pace.slice + pace.patience)
         for event in self._session.late:
             if not isinstance(event, XidUnplaced):
                 self._station.report(event)
@@ -164,8 +167,7 @@ class Service:
         station = self._station
         count_gpus = partial(
             patiently,
-            station.lanes.library,
-            self._session.count,
+            partial(station.crew.do, station.lanes.library, self._session.count),
             "nvmlDeviceGetCount",
             station.pace.attach,
             station.ledger,
@@ -178,7 +180,8 @@ class Service:
             except DriverError as error:
                 self._trouble = error
                 return
-            for index in asked - scopes.keys():
+            new = asked - scopes.keys()
+            for index in new:
                 scopes[index] = await nursery.start(self._attend, index)
             for index in scopes.keys() - asked:
                 scopes.pop(index).cancel()
@@ -186,15 +189,21 @@ class Service:
             # By access(2), which never raises.
             nodes = [f"/dev/{name}" for name in _CONTROL_NODES if os.access(station.dev / name, os.F_OK)]
             self._census.set(Census(asked, answers, tuple(nodes)))
-            self._look_outside()
-            self._name_the_late(asked)
-            self._look_again()
+            if new:
+                self._begin_round(asked)
             await trio.sleep(station.pace.sweep)
             if station.outside.has_new_gpu():
                 self.wants_trial = True
                 return
             if self._session.is_outdated or not (asked or self._apart):
                 return
+            # Those that are known are looked at together with the count, for the price of one hop.
+            self._begin_round(asked)
+
+    def _begin_round(self, asked: frozenset[int]) -> None:
+        self._look_outside()
+        self._name_the_late(asked)
+        self._look_again()
 
     def _slots(self, count: int) -> frozenset[int]:
         """The indices to ask about. Where some GPUs are left alone, an index that is not known may be one of theirs."""
@@ -237,7 +246,7 @@ class Service:
     async def _attend(self, index: int, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         """One GPU's task: looks at it in each round. If it hangs in there, so does this, and nothing else."""
         station = self._station
-        lane = station.lanes.gpus.setdefault(index, trio.CapacityLimiter(1))
+        lane = station.lanes.of_gpu(index)
         known: Reading | None = None
         expected = station.listing.at(index)
         pci = expected.gpu.pci if expected is not None and self._apart else ""
@@ -247,7 +256,13 @@ class Service:
             while True:
                 await self._rounds.newer_than(version)
                 version = self._rounds.version
-                answer, checkup = await hop(lane, partial(self._session.look, index, known, pci))
+                look = partial(self._session.look, index, known, pci)
+                try:
+                    # To be read in full takes long, with the driver cold: then each has a thread.
+                    answer, checkup = await (hop(lane, look) if known is None else station.crew.do(lane, look))
+                except DriverError as error:
+                    self._trouble = error
+                    return
                 if isinstance(answer, Reading):
                     known = expected = answer
                 else:
@@ -257,7 +272,8 @@ class Service:
                 if isinstance(answer, Failure):
                     self._report_failure(answer, expected)
                 census = self._census.value
-                self._census.set(replace(census, answers={**census.answers, index: answer}))
+                if census.answers.get(index) is not answer:
+                    self._census.set(replace(census, answers={**census.answers, index: answer}))
                 # Whoever hears of a GPU can look it up.
                 if not self._composed.is_set():
                     await self._composed.wait()

@@ -248,13 +248,15 @@ class Session:
         Raises:
             DriverCallError: no event can be heard through this set.
         """
+        milliseconds = round(slice_seconds * 1000)
         while not self._ended:
             began = time.monotonic()
             try:
-                data = self._call(pynvml.nvmlEventSetWait_v2, self._events, round(slice_seconds * 1000))
-            except DriverCallError as error:
-                if error.code != pynvml.NVML_ERROR_TIMEOUT:
-                    raise
+                data = pynvml.nvmlEventSetWait_v2(self._events, milliseconds)
+            except pynvml.NVMLError as error:
+                # Not by _call: to say in words that nothing happened is most of what it takes.
+                if error.value != pynvml.NVML_ERROR_TIMEOUT:
+                    raise _explained("nvmlEventSetWait_v2", error) from None
                 if time.monotonic() - began < slice_seconds / 2:
                     time.sleep(_EARLY)
             else:
@@ -367,12 +369,16 @@ class Session:
         try:
             return function(*args)
         except pynvml.NVMLError as error:
-            # The text may take another call, so it is made here, in the thread.
-            raise DriverCallError(name, error.value, str(error), remedy=_REMEDIES.get(error.value, _REMEDY)) from None
+            raise _explained(name, error) from None
         except UnicodeDecodeError:
             raise DriverCallError(
                 name, pynvml.NVML_ERROR_UNKNOWN, "what it returned is not UTF-8", remedy=_REMEDY
             ) from None
+
+
+def _explained(function: str, error: pynvml.NVMLError) -> DriverCallError:
+    # The text may take another call, so it is made in the thread.
+    return DriverCallError(function, error.value, str(error), remedy=_REMEDIES.get(error.value, _REMEDY))
 
 
 def _init_v2() -> None:
