@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class _Aspect:
     """
 
     name: str
-    path: Path
+    path: str
     trouble: str
     remedy: str
     seen: bool = False
@@ -47,7 +48,7 @@ class Outside:
     def __init__(self, sysfs: Path, dev: Path, proc: Path = Path("/proc")) -> None:
         """Sets up; nothing but the name of this boot is read before the first look."""
         self._devices = sysfs / "bus" / "pci" / "devices"
-        self._module = sysfs / "module" / "nvidia"
+        self._module = str(sysfs / "module" / "nvidia")
         self._dev = dev
         self._boot = _text(proc / "sys" / "kernel" / "random" / "boot_id")
         self._life = ""
@@ -74,7 +75,7 @@ class Outside:
         if gpu.pci:
             trouble = f"it is gone from the PCI bus at {gpu.pci}"
             remedy = "look for it with lspci; rescan the bus, reboot the node, or reseat or replace the GPU"
-            bus = _Aspect("bus", self._devices / gpu.pci, trouble, remedy)
+            bus = _Aspect("bus", str(self._devices / gpu.pci), trouble, remedy)
             # What is known of a place on the bus outlasts a new reading of the GPU.
             if gpu.uuid not in self._buses or self._buses[gpu.uuid].path != bus.path:
                 self._buses[gpu.uuid] = bus
@@ -82,7 +83,7 @@ class Outside:
         if gpu.minor is not None:
             node = f"nvidia{gpu.minor}"
             remedy = f"make it anew with nvidia-modprobe -c {gpu.minor}"
-            yield _Aspect("node", self._dev / node, f"its device node /dev/{node} is gone", remedy)
+            yield _Aspect("node", str(self._dev / node), f"its device node /dev/{node} is gone", remedy)
 
     def is_away(self, uuid: str) -> bool:
         """Whether a GPU that was on the bus was not, at the last look."""
@@ -99,7 +100,7 @@ class Outside:
     def has_new_gpu(self) -> bool:
         """Whether an NVIDIA GPU appeared on the bus since the last time that this was asked."""
         try:
-            addresses = frozenset(place.name for place in self._devices.iterdir())
+            addresses = frozenset(os.listdir(self._devices))  # noqa: PTH208 - of the names only, and often
         except OSError:
             return False
         new, self._addresses = addresses - self._addresses, addresses
@@ -111,9 +112,9 @@ class Outside:
         return _text(place / "vendor") == _NVIDIA and _text(place / "class").startswith(_DISPLAY)
 
 
-def _inode(path: Path) -> int:
+def _inode(path: str) -> int:
     try:
-        return path.stat().st_ino
+        return os.stat(path).st_ino  # noqa: PTH116 - by far the most frequent thing that is done to files here
     except OSError:
         return 0
 
