@@ -38,6 +38,7 @@ nvplug offers the NVIDIA GPUs of this node to its kubelet.
   nvplug config check FILE
                           judge a configuration file
   nvplug health [--ready] ask the nvplug that runs whether it lives; or serves
+  nvplug cdi [FLAGS]      print the CDI document of this node
   nvplug demo             play the main job through, with simulated GPUs and a small kubelet
   nvplug --version        show which nvplug this is
 
@@ -103,10 +104,11 @@ def run(arguments: Sequence[str]) -> int:
 async def serve(
     driver: Driver, settings: Settings, read: Callable[[], Settings], service: Service | None = None
 ) -> None:
-    """Every task, and the cells through which one tells the next: config, driver, container, offer, kubelet."""
+    """Every task, and the cells through which one tells the next: config, driver, container, offer, cdi, kubelet."""
     import trio
 
     from _nvplug.config.watching import keep_config
+    from _nvplug.container.describing import keep_described
     from _nvplug.container.facts import Terms
     from _nvplug.container.looking import keep_terms
     from _nvplug.hardware import Hardware
@@ -128,7 +130,8 @@ async def serve(
 
     asked = settings.config
     config, terms = Latest(asked), Latest(Terms(asked))
-    hardware, health, offer = Latest(Hardware()), Latest(Health()), Latest(Offer())
+    hardware, health = Latest(Hardware()), Latest(Health())
+    offer, described = Latest(Offer()), Latest(Offer())
     # What only an event told is kept where a service manager made a directory for it, until the next boot.
     runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     keep_health = functools.partial(
@@ -142,6 +145,7 @@ async def serve(
         forget=asked.forget_health,
     )
     keep_node = functools.partial(keep_terms, hardware, config, terms, publish)
+    keep_documents = functools.partial(keep_described, hardware, offer, terms, described, publish)
     # The loop is around the nursery: streams are ended and sockets removed while the tasks are being cancelled.
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
@@ -150,7 +154,8 @@ async def serve(
         nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(again, "the look at the node", keep_node, name="container")
         nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
-        nursery.start_soon(keep_registered, offer, terms, publish, name="kubelet")
+        nursery.start_soon(again, "the CDI documents", keep_documents, name="cdi")
+        nursery.start_soon(keep_registered, described, terms, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")
 
@@ -205,6 +210,15 @@ def health(arguments: Sequence[str]) -> int:
     return ask(arguments, os.environ)
 
 
+def cdi(arguments: Sequence[str]) -> int:
+    """``nvplug cdi``: the document by which container runtimes find the GPUs."""
+    from _nvplug.commands.cdi import main as tell
+    from _nvplug.config import read_config
+
+    config = read_config(arguments, os.environ)
+    return tell(driver_for(config), config)
+
+
 def demo(arguments: Sequence[str]) -> int:
     """``nvplug demo``: the main job where there is neither GPU nor kubelet."""
     from _nvplug.commands.demo import main as play
@@ -255,6 +269,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "devices": devices,
     "config": config,
     "health": health,
+    "cdi": cdi,
     "demo": demo,
     "help": usage,
     "version": version,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "DirectoryDeadError",
+    "DocumentError",
     "DriverCallError",
     "DriverError",
     "LibraryNotFoundError",
@@ -82,6 +83,10 @@ class DriverCallError(DriverError):
 
 class LibraryNotFoundError(DriverError):
     """libnvidia-ml.so.1 is in none of the places where drivers are installed."""
+
+
+class DocumentError(NvplugError):
+    """A CDI document cannot be made, written or removed, or is not what was written."""
 
 
 class UnknownDeviceError(NvplugError):

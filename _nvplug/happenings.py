@@ -22,7 +22,11 @@ __all__ = [
     "DeviceExcluded",
     "DeviceNotOffered",
     "DevicesListed",
+    "DevicesNotDescribed",
     "DirectoryDead",
+    "DocumentNotWritten",
+    "DocumentRemoved",
+    "DocumentWritten",
     "DriverFilesFound",
     "DriverFound",
     "DriverTrouble",
@@ -316,6 +320,35 @@ class ProbesNotAnswered(Happening):
 
     socket: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentWritten(Happening):
+    """A CDI document has a new content."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentNotWritten(Happening):
+    """Containers cannot be given devices by their CDI names; it is tried again. Once per change of ``reason``."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRemoved(Happening):
+    """A CDI document was removed, because the program ends and was asked to."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesNotDescribed(Happening):
+    """Devices are offered that no CDI document describes, since a device node of theirs is missing."""
+
+    uuids: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,11 @@ class Offer:
     resources: tuple[Resource, ...] = ()
     remarks: tuple[Happening, ...] = ()
 
+    @property
+    def uuids(self) -> frozenset[str]:
+        """Of all GPUs and MIG devices in it."""
+        return frozenset(device.uuid for resource in self.resources for device in resource.devices)
+
 
 def next_offer(previous: Offer, hardware: Hardware, health: Health, config: Config = Config()) -> Offer:  # noqa: B008 - frozen
     """The offer that follows ``previous``.

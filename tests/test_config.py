@@ -355,12 +355,18 @@ def test_a_long_socket_path_may_still_do(path: str) -> None:
         "--imex-channel-ids=",
         "--config-file=",
         "--mps-root=/run/nvidia/mps",
-        "--cdi-feature-flags=disable-nvsandboxutils",
     ],
 )
 def test_what_asks_for_nothing_is_accepted(word: str) -> None:
     """A manifest of NVIDIA's plugin may spell out what it does not use."""
     assert read_config([word], {}) == read_config([], {})
+
+
+def test_feature_flags_of_any_generator_are_taken() -> None:
+    """Later ones have other words; those that are known count."""
+    words = ["--cdi-feature-flags=disable-ipc-discoverer,new", "--cdi-feature-flags=other"]
+
+    assert read_config(words, {}).cdi_feature_flags == ("disable-ipc-discoverer", "new", "other")
 
 
 def test_a_flag_takes_back_what_its_variable_asks_for() -> None:

@@ -54,7 +54,7 @@ def test_help_names_every_command_and_option(words: Sequence[str]) -> None:
 
     assert answer.returncode == 0
     assert answer.stderr == ""
-    for name in ("run", "devices", "config show", "config check", "health", "demo"):
+    for name in ("run", "devices", "config show", "config check", "health", "cdi", "demo"):
         assert f" {name}" in answer.stdout or f"[{name}]" in answer.stdout
     for option in (*OPTIONS, *INERT):
         assert all(f"--{flag}" in answer.stdout for flag in option.flags)

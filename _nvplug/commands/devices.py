@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from _nvplug.happenings import Happening
     from _nvplug.hardware import GpuEvent
 
-__all__ = ["main", "show", "table"]
+__all__ = ["ask", "main", "show", "table"]
 
 DEADLINE = 10.0
 """Seconds that a driver gets to answer. One that loads its kernel module first takes several."""
@@ -43,7 +43,17 @@ def main(driver: Driver, config: Config) -> int:
 
 
 async def show(driver: Driver, config: Config, *, deadline: float = DEADLINE) -> str:
-    """Runs ``driver`` until it knows its GPUs, and returns them as a table, with what ``config`` makes of them.
+    """The GPUs of ``driver`` as a table, with what ``config`` makes of them.
+
+    Raises:
+        DriverError: see ask.
+    """
+    hardware, health = await ask(driver, deadline=deadline)
+    return table(hardware, health, config)
+
+
+async def ask(driver: Driver, *, deadline: float = DEADLINE) -> tuple[Hardware, Health]:
+    """Runs ``driver`` until it knows its GPUs.
 
     Raises:
         DriverError: it reported trouble first, or nothing within ``deadline`` seconds.
@@ -83,7 +93,7 @@ async def show(driver: Driver, config: Config, *, deadline: float = DEADLINE) ->
         )
     if trouble is not None and not hardware.version:
         raise DriverError(trouble.reason, remedy=trouble.remedy)
-    return table(hardware.value, health, config)
+    return hardware.value, health
 
 
 def table(hardware: Hardware, health: Health, config: Config) -> str:

@@ -137,6 +137,8 @@ class Config:
         cdi_annotation_prefix: with the slash.
         nvidia_cdi_hook_path: of nvidia-ctk or nvidia-cdi-hook on the host.
         cdi_disable_hooks: names of hooks, or ``all``.
+        cdi_feature_flags: as NVIDIA's plugin has them.
+        cdi_remove_at_exit: whether documents are removed when nvplug ends.
         direct_host_path: a directory of the host with the driver's ``lib64`` and ``bin``; ``""``: to be looked for.
         direct_container_path: where containers see it.
         gpu_names, mig_names: the first that matches counts; without any, names are those of the MIG strategy.
@@ -167,6 +169,8 @@ class Config:
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_cdi_hook_path: str = "/usr/bin/nvidia-ctk"
     cdi_disable_hooks: tuple[str, ...] = ()
+    cdi_feature_flags: tuple[str, ...] = ()
+    cdi_remove_at_exit: bool = False
     direct_host_path: str = ""
     direct_container_path: str = "/usr/local/nvidia"
     gpu_names: tuple[NamingRule, ...] = ()

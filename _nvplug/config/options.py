@@ -365,6 +365,21 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "hooks that CDI documents are to do without, by name; all: every one",
     ),
     Option(
+        ("cdi-feature-flags",),
+        ("CDI_FEATURE_FLAGS",),
+        "",
+        # Any word: later generators of NVIDIA's will have others.
+        Kind(lambda text: tuple(text.split(",")) if text else (), is_list=True),
+        "of NVIDIA's generator of CDI documents: disable-ipc-discoverer leaves out the sockets of daemons",
+    ),
+    Option(
+        ("cdi-remove-at-exit",),
+        ("CDI_REMOVE_AT_EXIT",),
+        "false",
+        _SWITCH,
+        "whether CDI documents are removed when nvplug ends; containers then start no more",
+    ),
+    Option(
         ("direct-host-path",),
         ("DIRECT_HOST_PATH",),
         "",
@@ -392,14 +407,7 @@ INERT: Final[tuple[Option[Any], ...]] = (
         "nvplug waits for the driver in both cases: an end would take the node's GPUs away",
         "flags.failOnInitError",
     ),
-    # Charts and operators set these on every node, whether or not it uses what they are for.
-    Option(
-        ("cdi-feature-flags",),
-        ("CDI_FEATURE_FLAGS",),
-        "",
-        replace(_TEXT, is_list=True),
-        "for the generator of CDI documents in NVIDIA's plugin",
-    ),
+    # Charts and operators set it on every node.
     Option(("mps-root",), ("MPS_ROOT",), "", _TEXT, "for sharing.mps, which is refused", "flags.mpsRoot"),
 )
 """What NVIDIA's plugin has and nvplug has not: accepted where it asks for nothing, refused by name otherwise."""

@@ -37,10 +37,20 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
     happenings.DeviceExcluded: (logging.INFO, "a GPU is excluded"),
     happenings.DeviceNotOffered: (logging.WARNING, "a device is not offered"),
     happenings.DevicesListed: (logging.INFO, "listed devices"),
+    happenings.DevicesNotDescribed: (
+        logging.WARNING,
+        "devices are missing in the CDI document, since a device node of theirs is; no container can be given them",
+    ),
     happenings.DirectoryDead: (
         logging.ERROR,
         "the kubelet's directory was deleted behind our mount of it; a new process is needed",
     ),
+    happenings.DocumentNotWritten: (
+        logging.ERROR,
+        "the CDI documents are not up to date, so containers may not be given their devices; trying again",
+    ),
+    happenings.DocumentRemoved: (logging.INFO, "removed a CDI document"),
+    happenings.DocumentWritten: (logging.INFO, "wrote a CDI document"),
     happenings.DriverFilesFound: (logging.INFO, "found the driver's files for containers"),
     happenings.DriverFound: (logging.INFO, "found GPUs"),
     happenings.DriverTrouble: (logging.WARNING, "the driver cannot be used; trying again"),
