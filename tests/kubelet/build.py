@@ -1,4 +1,4 @@
-"""Compiles the kubelet's code: ``kdm``, the Go program of this directory, for each version, and the kubelet itself."""
+"""Compiles Kubernetes' code: the Go programs of this directory, ``kdm`` for each version, and the kubelet itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _nvplug.errors import NvplugError
 
-__all__ = ["VERSIONS", "BuildError", "GoError", "build", "build_kubelet"]
+__all__ = ["VERSIONS", "BuildError", "GoError", "build", "build_judge", "build_kubelet"]
 
 _SOURCE = Path(__file__).parent
 _CACHE = _SOURCE.parent.parent / "build" / "kubelet"
@@ -65,6 +65,11 @@ def build_kubelet() -> Path:
     known = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     flags = [f"-X k8s.io/component-base/version.{name}={value}" for name, value in known.items()]
     return _compile("kubelet", version, "k8s.io/kubernetes/cmd/kubelet", [], *flags)
+
+
+def build_judge() -> Path:
+    """Returns ``manifests``, which judges manifests as an API server of the newest of VERSIONS does; as `build`."""
+    return _compile("manifests", VERSIONS[-1], "./manifests", ["manifests/main.go"])
 
 
 def _compile(name: str, version: str, package: str, sources: Sequence[str], *linker_flags: str) -> Path:
