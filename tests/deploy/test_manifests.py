@@ -82,8 +82,8 @@ def test_an_api_server_takes_it(manifest: Path, judge: Judge) -> None:
     ("right", "wrong", "named"),
     [
         (
-            "periodSeconds:",
-            "periodSecond:",
+            "periodSeconds: 60",
+            "periodSecond: 60",
             'unknown field "spec.template.spec.containers[0].livenessProbe.periodSecond"',
         ),
         ("maxSurge: 0", "maxSurge: 1", "maxSurge: Invalid value: 1"),
@@ -114,11 +114,12 @@ def test_two_incarnations_never_overlap(manifest: Path) -> None:
 def test_it_probes_what_a_restart_mends(manifest: Path) -> None:
     """And is ready when the kubelet watches; the probe gives up later than nvplug health does, to read what it says."""
     container = container_of(manifest)
-    liveness, readiness = container["livenessProbe"], container["readinessProbe"]
+    probes = [container[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
 
-    assert liveness["exec"]["command"] == ["nvplug", "health"]
-    assert readiness["exec"]["command"] == ["nvplug", "health", "--ready"]
-    assert min(liveness["timeoutSeconds"], readiness["timeoutSeconds"]) > 5
+    assert [probe["exec"]["command"][2:] for probe in probes] == [[], [], ["--ready"]]
+    for probe in probes:
+        assert probe["exec"]["command"][:2] == ["nvplug", "health"]
+        assert probe["timeoutSeconds"] > 5
 
 
 @each

@@ -92,6 +92,13 @@ class Machine:
         self.daemons.append(process)
         return process
 
+    async def load(self, image: Path) -> None:
+        """Gives containerd an image."""
+        ctr = self.start("ctr", "ctr", "--namespace", "k8s.io", "images", "import", str(image))
+        code = await trio.to_thread.run_sync(ctr.wait, _RUN_LIMIT)
+
+        assert code == 0, f"{self.log('ctr')}\n{self.log('containerd')}"
+
     async def run(self, *command: str) -> bytes | None:
         """What a command writes that runs on its network; None if it fails."""
         with trio.fail_after(_RUN_LIMIT):
@@ -114,11 +121,7 @@ async def machine(kubelet: Path) -> AsyncGenerator[Machine]:
         await trio.to_thread.run_sync(write_image, image)
         made.start("containerd", "containerd", "--config", str(config))
         await holds(Path(f"{made.directory}{CONTAINERD_SOCKET}").is_socket, lambda: made.log("containerd"))
-        ctr = made.start("ctr", "ctr", "--namespace", "k8s.io", "images", "import", str(image))
-        code = await trio.to_thread.run_sync(ctr.wait, _RUN_LIMIT)
-
-        assert code == 0, f"{made.log('ctr')}\n{made.log('containerd')}"
-
+        await made.load(image)
         yield made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -102,6 +103,7 @@ class Pod:
         phase: Running, Failed and so on.
         reason, message: why, if it was rejected.
         health: what the kubelet says of the devices that the container was given.
+        ready: whether its container is, as its probes find.
         life: what makes a running container this one: its id, when it was started, how often it was started before,
             its process and when that was started, in clock ticks.
     """
@@ -110,6 +112,7 @@ class Pod:
     reason: str
     message: str
     health: Mapping[str, str] = field(default_factory=dict)
+    ready: bool = False
     life: tuple[str, str, int, int, int] | None = None
 
 
@@ -117,7 +120,7 @@ class Node:
     """Made by :func:`node_with`."""
 
     def __init__(self, on: Machine) -> None:
-        self.nvplug: Program
+        self.programs: list[Program] = []
         self.machine = on
         self._kubelet: subprocess.Popen[bytes] | None = None
         (on.directory / "kubelet.json").write_text(json.dumps(_KUBELET_CONFIG))
@@ -128,6 +131,12 @@ class Node:
         paths = [*(f"/dev/nvidia{index}" for index in range(len(UUIDS))), *sorted(CONTROL_NODES)]
         for minor, path in enumerate(paths):
             os.mknod(f"{self.root}{path}", stat.S_IFCHR | 0o666, os.makedev(GPU_NODES, minor))
+
+    @property
+    def nvplug(self) -> Program:
+        """nvplug, where it is no pod but a process beside the kubelet."""
+        (program,) = self.programs
+        return program
 
     @property
     def root(self) -> Path:
@@ -141,7 +150,8 @@ class Node:
 
     def log(self) -> str:
         """What there is to read when something went wrong."""
-        return "\n".join([self.machine.log("containerd"), self.machine.log("kubelet"), "--- nvplug", self.nvplug.log()])
+        programs = [line for program in self.programs for line in ("--- nvplug", program.log())]
+        return "\n".join([self.machine.log("containerd"), self.machine.log("kubelet"), *programs])
 
     def start_kubelet(self) -> None:
         """Starts it. Whether it gets anywhere is seen by waiting for what it is to do."""
@@ -153,6 +163,7 @@ class Node:
             "--root-dir=/var/lib/kubelet",
             f"--hostname-override={_NODE}",
             "--node-ip=127.0.0.1",
+            "--node-labels=nvidia.com/gpu.present=true",
             "-v=2",
         )
 
@@ -180,18 +191,18 @@ class Node:
             "command": ["/report", str(GPU_NODES), str(len(UUIDS))],
             "resources": {"limits": {GPU: gpus}},
         }
-        spec = {
-            # No CNI: the pod has the network of the machine.
-            "hostNetwork": True,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 1,
-            "containers": [container],
-        }
+        self.place_pod(
+            name, {"enableServiceLinks": False, "terminationGracePeriodSeconds": 1, "containers": [container]}
+        )
+
+    def place_pod(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Gives the kubelet a static pod."""
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "namespace": "default"},
-            "spec": spec,
+            # No CNI: the pod has the network of the machine.
+            "spec": {**spec, "hostNetwork": True},
         }
         manifests = self.machine.directory / "var/lib/manifests"
         # The kubelet reads no names with a dot in front, so it never sees half of it.
@@ -205,6 +216,15 @@ class Node:
         async def look() -> Pod | None:
             found = await self._pod(name)
             return found if found is not None and found.phase == phase else None
+
+        return await self._becomes(look)
+
+    async def ready(self, name: str) -> Pod:
+        """The pod of this name, as soon as its readiness probe has succeeded."""
+
+        async def look() -> Pod | None:
+            found = await self._pod(name)
+            return found if found is not None and found.ready else None
 
         return await self._becomes(look)
 
@@ -238,7 +258,7 @@ class Node:
         async def look_while_all_run() -> _T | None:
             assert self._kubelet is not None
             assert self._kubelet.poll() is None, self.log()
-            assert self.nvplug.code is None, self.log()
+            assert all(program.code is None for program in self.programs), self.log()
             return await look()
 
         return await becomes(look_while_all_run, self.log)
@@ -263,7 +283,10 @@ class Node:
         identity = container["containerID"].removeprefix("containerd://")
         started = container["state"]["running"]["startedAt"]
         process = _process_in(self.machine.cgroup / identity)
-        return Pod(phase, reason, message, health, (identity, started, container["restartCount"], *process))
+        if process is None:
+            return Pod(phase, reason, message)
+        life = (identity, started, container["restartCount"], *process)
+        return Pod(phase, reason, message, health, container["ready"], life)
 
     def _allocatable(self) -> frozenset[str] | None:
         socket = self.machine.directory / "var/lib/kubelet/pod-resources/kubelet.sock"
@@ -278,12 +301,21 @@ class Node:
         return frozenset(uuid.decode() for uuid in re.findall(rb"GPU-[0-9a-f-]{36}", answer))
 
 
-def _process_in(cgroup: Path) -> tuple[int, int]:
-    """The only process of a cgroup, and when it was started."""
-    (pid,) = (cgroup / "cgroup.procs").read_text().split()
-    # Behind the name, which may hold anything, is what proc(5) calls field 3.
-    fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
-    return int(pid), int(fields[22 - 3])
+def _process_in(cgroup: Path) -> tuple[int, int] | None:
+    """The oldest process of a cgroup, and when it was started; None if it has ended.
+
+    A probe that runs in a container is another one.
+    """
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for pid in (cgroup / "cgroup.procs").read_text().split():
+            # Behind the name, which may hold anything, is what proc(5) calls field 3.
+            fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            found.append((int(fields[22 - 3]), int(pid)))
+    if not found:
+        return None
+    started, oldest = min(found)
+    return oldest, started
 
 
 def _report(lines: list[str]) -> Report:
@@ -319,7 +351,8 @@ async def node_with(kubelet: Path, gpus: str | Path = "8xH100") -> AsyncGenerato
             "--pass-device-specs",
             f"--dev-root={node.root}",
             under=on.joined,
-        ) as node.nvplug:
+        ) as nvplug:
+            node.programs.append(nvplug)
             await node.allocatable(frozenset(UUIDS))
             yield node
         assert "Traceback" not in node.nvplug.log(), node.nvplug.log()

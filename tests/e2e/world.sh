@@ -25,6 +25,9 @@ for name in kernel/keys/root_maxbytes kernel/keys/root_maxkeys kernel/panic kern
     mount --bind "$copy" "/proc/sys/$name"
 done
 
+# As systemd has it on any host, and kubelets want it.
+mount --make-rshared /
+
 ip link set lo up
 echo ready
 exec cat
