@@ -20,6 +20,8 @@ __all__ = [
     "ConfigWaits",
     "Deregistered",
     "DeviceExcluded",
+    "DeviceNodesMade",
+    "DeviceNodesMissing",
     "DeviceNotOffered",
     "DevicesListed",
     "DevicesNotDescribed",
@@ -286,6 +288,22 @@ class DeviceExcluded(Happening):
     index: str
     uuid: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNodesMade(Happening):
+    """Device nodes were missing, and nvidia-modprobe has made them."""
+
+    nodes: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNodesMissing(Happening):
+    """Device nodes that containers need are missing, and cannot be made. Once per change."""
+
+    nodes: str
+    reason: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)

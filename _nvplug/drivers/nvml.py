@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from _nvplug.drivers.crew import Crew
+from _nvplug.drivers.device_nodes import DeviceNodes
 from _nvplug.drivers.lanes import Ledger, Pace, hop, patiently
 from _nvplug.drivers.outside import Outside
 from _nvplug.drivers.service import Service, Station
@@ -71,12 +72,13 @@ class NvmlDriver:
 
     async def run(self, hardware: Latest[Hardware], report: Callable[[GpuEvent], None], publish: Publish) -> None:
         """See ``Driver.run``."""
+        ledger = Ledger(publish)
         station = Station(
             self._pace,
-            self._dev,
+            DeviceNodes(self._dev, self._root, ledger),
             hardware,
             report,
-            Ledger(publish),
+            ledger,
             Outside(Path(self._sysfs), self._dev, Path(self._proc)),
             self._released,
             Crew(self._pace.late),

@@ -8,7 +8,6 @@ be answered into the next: no number has to tell them apart.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,15 +27,11 @@ from _nvplug.hardware import GpuEvent, Hardware, PciPath, Sign
 from _nvplug.latest import Latest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from _nvplug.drivers.device_nodes import DeviceNodes
     from _nvplug.drivers.outside import Outside
     from _nvplug.drivers.session import Session
 
 __all__ = ["Service", "Station"]
-
-# What a container is given besides its GPUs, in the reference's order.
-_CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 # The library, or the kernel module behind it, is not the one that this session began with.
 _SESSION_OVER: Final = frozenset(
@@ -54,7 +49,7 @@ class Station:
 
     Attributes:
         pace: how long things take.
-        dev: where this process sees /dev.
+        nodes: looks for those that GPUs share, and makes them.
         hardware: what is published.
         report: takes events.
         ledger: takes what is worth a line.
@@ -69,7 +64,7 @@ class Station:
     """
 
     pace: Pace
-    dev: Path
+    nodes: DeviceNodes
     hardware: Latest[Hardware]
     report: Callable[[GpuEvent], None]
     ledger: Ledger
@@ -185,10 +180,9 @@ class Service:
                 scopes[index] = await nursery.start(self._attend, index)
             for index in scopes.keys() - asked:
                 scopes.pop(index).cancel()
+            nodes = await station.nodes.look([reading.gpu for reading in station.listing.present], len(asked))
             answers = {index: one for index, one in self._census.value.answers.items() if index in asked}
-            # By access(2), which never raises.
-            nodes = [f"/dev/{name}" for name in _CONTROL_NODES if os.access(station.dev / name, os.F_OK)]
-            self._census.set(Census(asked, answers, tuple(nodes)))
+            self._census.set(Census(asked, answers, nodes))
             if new:
                 self._begin_round(asked)
             await trio.sleep(station.pace.sweep)

@@ -35,6 +35,8 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
     happenings.ConfigWaits: (logging.WARNING, "an option changed that only a restart of nvplug can change"),
     happenings.Deregistered: (logging.INFO, "ended the registration"),
     happenings.DeviceExcluded: (logging.INFO, "a GPU is excluded"),
+    happenings.DeviceNodesMade: (logging.INFO, "made device nodes that were missing"),
+    happenings.DeviceNodesMissing: (logging.WARNING, "device nodes are missing; containers do without them"),
     happenings.DeviceNotOffered: (logging.WARNING, "a device is not offered"),
     happenings.DevicesListed: (logging.INFO, "listed devices"),
     happenings.DevicesNotDescribed: (
