@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
 async def serve(
     driver: Driver, settings: Settings, read: Callable[[], Settings], service: Service | None = None
 ) -> None:
-    """Every task, and the cells through which one tells the next: config, driver, container, offer, cdi, kubelet."""
+    """Every task, and the cells by which they tell the next: config, driver, container, offer, plan, cdi, kubelet."""
     import trio
 
     from _nvplug.config.watching import keep_config
@@ -119,6 +119,7 @@ async def serve(
     from _nvplug.observe.logs import log
     from _nvplug.observe.probe import keep_answering
     from _nvplug.observe.systemd import State, after, keep_told
+    from _nvplug.placement import Plan, keep_plan
     from _nvplug.resources import Offer, keep_offer
     from _nvplug.supervise import again
 
@@ -131,7 +132,7 @@ async def serve(
     asked = settings.config
     config, terms = Latest(asked), Latest(Terms(asked))
     hardware, health = Latest(Hardware()), Latest(Health())
-    offer, described = Latest(Offer()), Latest(Offer())
+    offer, described, plan = Latest(Offer()), Latest(Offer()), Latest(Plan())
     # What only an event told is kept where a service manager made a directory for it, until the next boot.
     runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     keep_health = functools.partial(
@@ -154,8 +155,9 @@ async def serve(
         nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(again, "the look at the node", keep_node, name="container")
         nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
+        nursery.start_soon(keep_plan, hardware, plan, name="placement")
         nursery.start_soon(again, "the CDI documents", keep_documents, name="cdi")
-        nursery.start_soon(keep_registered, described, terms, publish, name="kubelet")
+        nursery.start_soon(keep_registered, described, plan, terms, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")
 

@@ -69,7 +69,7 @@ class Resource:
         departed: ids that were offered before and are not any more, each with the reason.
         control_nodes: the device nodes that every container with a device needs, as paths.
         one_replica_only: whether a container that asks for more than one device, a replica among them, is refused.
-        packed: whether the replicas of one container come from as few devices as possible, instead of as many.
+        policy: where the devices of one container come from, if several are on one GPU: see placement/replicas.py.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Resource:
     departed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     control_nodes: tuple[str, ...] = ()
     one_replica_only: bool = False
-    packed: bool = False
+    policy: str = "distributed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def next_offer(previous: Offer, hardware: Hardware, health: Health, config: Conf
                 hardware.control_nodes,
                 config.time_slicing.fail_requests_greater_than_one
                 and any(each.replica is not None for each in devices),
-                config.shared_devices_allocation_policy == "packed",
+                config.shared_devices_allocation_policy,
             )
         )
     return Offer(tuple(resources), tuple(plan.remarks))

@@ -27,6 +27,7 @@ from _nvplug.health import Health
 from _nvplug.kubelet.loop import open_loop
 from _nvplug.kubelet.registrar import keep_registered
 from _nvplug.latest import Latest
+from _nvplug.placement import Plan
 from _nvplug.resources import Offer, next_offer
 
 pytestmark = pytest.mark.process
@@ -205,7 +206,9 @@ async def test_no_task_is_left_behind(disk: Path) -> None:
     offer = next_offer(Offer(), simulate(find_machine("8xH100")).hardware, Health())
     async with open_loop(), kubelet_in(disk) as kubelet, trio.open_nursery() as nursery:
         loop = asyncio.get_event_loop()
-        nursery.start_soon(keep_registered, Latest(offer), Latest(Terms(config)), lambda _happening: None)
+        nursery.start_soon(
+            keep_registered, Latest(offer), Latest(Plan()), Latest(Terms(config)), lambda _happening: None
+        )
         await kubelet.await_allocatable(GPUS)
         before = 0
         for _ in range(5):

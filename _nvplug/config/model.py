@@ -126,8 +126,8 @@ class Config:
         dev_root: the directory on the host that holds ``dev``.
         mig_strategy: ``none``: whole GPUs; ``single``: MIG devices of one shape under the name of GPUs; ``mixed``: a
             resource for each shape.
-        shared_devices_allocation_policy: whether the replicas of one container are ``distributed`` over devices, or
-            ``packed``.
+        shared_devices_allocation_policy: whether the replicas and MIG devices of one container are ``distributed`` over
+            GPUs, ``packed``, or above all of ``distinct`` ones.
         dp_disable_healthchecks, dp_enable_healthchecks: see health_policy.
         health_socket: the name in the abstract namespace, with ``@`` in front, where `nvplug health` asks.
         forget_health: whether verdicts from before a restart of nvplug are dropped.

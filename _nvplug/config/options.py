@@ -257,8 +257,8 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         ("shared-devices-allocation-policy",),
         ("SHARED_DEVICES_ALLOCATION_POLICY",),
         "distributed",
-        _one_of("distributed", "packed"),
-        "where the replicas of one container come from: distributed over devices, or packed",
+        _one_of("distributed", "packed", "distinct"),
+        "which replicas and MIG devices a container is given: distributed over GPUs, packed, or each of a distinct GPU",
         "flags.plugin.sharedDevicesAllocationPolicy",
     ),
     Option(

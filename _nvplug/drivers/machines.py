@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from _nvplug.errors import OptionError
@@ -45,16 +45,18 @@ class Slot:
         bus: the PCI bus number.
         numa: the NUMA node, which is the CPU socket.
         switch: GPUs with the same number share PCIe switches, and none with another.
+        domain: the PCI domain on the first board.
     """
 
     bus: int
     numa: int
     switch: int
+    domain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """How a number of GPUs are wired. A machine with more than one board has each in a PCI domain of its own.
+    """How a number of GPUs are wired. A machine with more than one board has each in PCI domains of its own.
 
     Attributes:
         slots: in the order of PCI addresses.
@@ -62,6 +64,7 @@ class Board:
         nvlinks: how many NVLinks lead from a GPU to each other GPU that it reaches.
         switched: whether they go through NVSwitches.
         reach: how many GPUs, in index order, NVLink joins.
+        mesh: where not every GPU reaches every other one: a row for each, with a digit of NVLinks for each other.
     """
 
     slots: tuple[Slot, ...]
@@ -69,6 +72,7 @@ class Board:
     nvlinks: int = 0
     switched: bool = False
     reach: int = 1
+    mesh: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,13 @@ class Product:
         name: as ``nvidia-smi -L`` prints it.
         memory: bytes.
         board: the usual wiring; a machine with fewer GPUs is a part of it, as virtual machines are.
-        board_of_four: the wiring of the machine with exactly four, where one is sold that differs.
+        special: the wiring of machines with exactly so many, where they are sold with another.
     """
 
     name: str
     memory: int
     board: Board
-    board_of_four: Board | None = None
+    special: Mapping[int, Board] = field(default_factory=dict)
 
 
 def _slots(*buses: int, per_switch: int) -> tuple[Slot, ...]:
@@ -101,7 +105,26 @@ _HOPPER = Board(
 )
 _HOPPER_OF_FOUR = Board(_slots(0x4E, 0x5F, 0xCB, 0xDB, per_switch=1), nvlinks=6, reach=4)
 
+# DGX-1: a cube, with more NVLinks along some of its edges than along others, and diagonals in two of its sides.
+_CUBE = Board(
+    _slots(0x06, 0x07, 0x0A, 0x0B, 0x85, 0x86, 0x89, 0x8A, per_switch=2),
+    shared_path=PciPath.ONE_SWITCH,
+    reach=8,
+    mesh=("01122000", "10210200", "12020010", "21200001", "20000112", "02001021", "00101202", "00012120"),
+)
+# DGX-2: its NVSwitches join two boards of eight.
+_DGX_2 = Board(
+    _slots(
+        0x34, 0x36, 0x39, 0x3B, 0x57, 0x59, 0x5C, 0x5E, 0xB7, 0xB9, 0xBC, 0xBE, 0xE0, 0xE2, 0xE5, 0xE7, per_switch=4
+    ),
+    shared_path=PciPath.SWITCHES,
+    nvlinks=6,
+    switched=True,
+    reach=16,
+)
+
 PRODUCTS: Mapping[str, Product] = {
+    "V100": Product("Tesla V100-SXM2-32GB", 32768 * _MIB, _CUBE, {16: _DGX_2}),
     "A100": Product(
         "NVIDIA A100-SXM4-80GB",
         81920 * _MIB,
@@ -113,12 +136,26 @@ PRODUCTS: Mapping[str, Product] = {
             switched=True,
             reach=16,
         ),
-        Board(_slots(0x01, 0x41, 0x81, 0xC1, per_switch=1), nvlinks=4, reach=4),
+        {4: Board(_slots(0x01, 0x41, 0x81, 0xC1, per_switch=1), nvlinks=4, reach=4)},
     ),
-    "H100": Product("NVIDIA H100 80GB HBM3", 81559 * _MIB, _HOPPER, _HOPPER_OF_FOUR),
-    "H200": Product("NVIDIA H200", 143771 * _MIB, _HOPPER, _HOPPER_OF_FOUR),
+    "H100": Product("NVIDIA H100 80GB HBM3", 81559 * _MIB, _HOPPER, {4: _HOPPER_OF_FOUR}),
+    "H200": Product("NVIDIA H200", 143771 * _MIB, _HOPPER, {4: _HOPPER_OF_FOUR}),
     # Sold on boards of eight only: four are half of one.
     "B200": Product("NVIDIA B200", 183359 * _MIB, _HOPPER),
+    "GB200": Product(
+        "NVIDIA GB200",
+        189471 * _MIB,
+        # A tray of an NVL72: the NVSwitches are in trays of their own. Two GPUs on each Grace CPU.
+        Board(
+            tuple(
+                Slot(0x01, numa, number, domain)
+                for number, (numa, domain) in enumerate(((0, 0x08), (0, 0x09), (1, 0x18), (1, 0x19)))
+            ),
+            nvlinks=18,
+            switched=True,
+            reach=16,
+        ),
+    ),
     "L40S": Product(
         "NVIDIA L40S",
         46068 * _MIB,
@@ -159,9 +196,7 @@ class Machine:
     @property
     def board(self) -> Board:
         """How the GPUs are wired."""
-        if self.count == 4 and self.product.board_of_four is not None:
-            return self.product.board_of_four
-        return self.product.board
+        return self.product.special.get(self.count, self.product.board)
 
     def gpu(self, index: int, node: str = "") -> Gpu:
         """The GPU at ``index``, which may exceed ``count``: then of one more board of the same kind.
@@ -169,8 +204,9 @@ class Machine:
         Its UUID depends on ``node``, the model and the index alone. A restart changes none, and a machine
         that gains or loses its last GPUs keeps the others.
         """
-        domain, position = divmod(index, len(self.board.slots))
+        board, position = divmod(index, len(self.board.slots))
         slot = self.board.slots[position]
+        domain = slot.domain + board * (1 + max(each.domain for each in self.board.slots))
         digest = hashlib.sha256(f"{node}\n{self.model}\n{index}".encode()).hexdigest()
         return Gpu(
             index=index,
@@ -203,7 +239,8 @@ class Machine:
             path = PciPath.SYSTEM
         if one // board.reach != other // board.reach:
             return Link(path)
-        return Link(path, board.nvlinks, board.switched)
+        nvlinks = int(board.mesh[position][other_position]) if board.mesh else board.nvlinks
+        return Link(path, nvlinks, board.switched)
 
 
 def find_machine(name: str) -> Machine:

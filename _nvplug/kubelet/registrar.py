@@ -53,14 +53,14 @@ from _nvplug.kubelet.server import Endpoint, Listing
 from _nvplug.kubelet.sockets import Change, Poller, clear_leftovers, identify, new_socket
 from _nvplug.kubelet.wire import ListEncoder
 from _nvplug.latest import Latest
-from _nvplug.placement import preferred
+from _nvplug.placement import Plan, preferred
 from _nvplug.resources import Offer, Resource, chosen
 from _nvplug.supervise import again
 
 __all__ = ["keep_registered"]
 
 
-async def keep_registered(offer: Latest[Offer], terms: Latest[Terms], publish: Publish) -> None:
+async def keep_registered(offer: Latest[Offer], plan: Latest[Plan], terms: Latest[Terms], publish: Publish) -> None:
     """Keeps every resource of ``offer`` registered with the kubelet, until cancelled; then leaves no socket behind.
 
     Raises:
@@ -76,7 +76,7 @@ async def keep_registered(offer: Latest[Offer], terms: Latest[Terms], publish: P
             version = offer.version
             for resource in offer.value.resources:
                 if resource.name not in registrars:
-                    registrar = _Registrar(resource.name, offer, terms, poller, publish)
+                    registrar = _Registrar(resource.name, offer, plan, terms, poller, publish)
                     registrars[resource.name] = registrar
                     nursery.start_soon(again, resource.name, registrar.run)
             await offer.newer_than(version)
@@ -89,9 +89,18 @@ class _Registrar:
     its turn comes: what an earlier dial or Register brings home late is recognised then, and dropped.
     """
 
-    def __init__(self, name: str, offer: Latest[Offer], terms: Latest[Terms], poller: Poller, publish: Publish) -> None:
+    def __init__(
+        self,
+        name: str,
+        offer: Latest[Offer],
+        plan: Latest[Plan],
+        terms: Latest[Terms],
+        poller: Poller,
+        publish: Publish,
+    ) -> None:
         self._name = name
         self._offer = offer
+        self._plan = plan
         self._terms = terms
         self._poller = poller
         self._publish = publish
@@ -315,7 +324,7 @@ class _Registrar:
         return edits
 
     def preferred(self, available: Sequence[str], required: Sequence[str], size: int) -> Sequence[str]:
-        return preferred(self._resource(), available, required, size)
+        return preferred(self._resource(), available, required, size, self._plan.value)
 
     # --- what an operator reads
 

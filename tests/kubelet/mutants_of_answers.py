@@ -158,7 +158,7 @@ MUTANTS_OF_ANSWERS = (
         (
             Edit(
                 _REGISTRAR,
-                "        return preferred(self._resource(), available, required, size)\n",
+                "        return preferred(self._resource(), available, required, size, self._plan.value)\n",
                 "        return ()\n",
             ),
         ),
