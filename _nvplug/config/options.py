@@ -258,7 +258,7 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         ("SHARED_DEVICES_ALLOCATION_POLICY",),
         "distributed",
         _one_of("distributed", "packed", "distinct"),
-        "which replicas and MIG devices a container is given: distributed over GPUs, packed, or each of a distinct GPU",
+        "how replicas and MIG devices are chosen: distributed over GPUs, packed, or of distinct GPUs",
         "flags.plugin.sharedDevicesAllocationPolicy",
     ),
     Option(
