@@ -155,7 +155,10 @@ def write_document(file: Path, document: Document) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if file.read_bytes() == content:
                 return False
-        file.parent.mkdir(mode=0o755, exist_ok=True)
+        if not file.parent.is_dir():
+            file.parent.mkdir()
+            # Whatever our umask: not only root runs containers.
+            file.parent.chmod(0o755)
         _replace(file, content)
         written = file.read_bytes()
     except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _nvplug.errors import NvplugError
 
-__all__ = ["VERSIONS", "BuildError", "GoError", "build", "build_judge", "build_kubelet"]
+__all__ = ["VERSIONS", "BuildError", "GoError", "build", "build_judge", "build_kubelet", "find_go"]
 
 _SOURCE = Path(__file__).parent
 _CACHE = _SOURCE.parent.parent / "build" / "kubelet"
@@ -74,7 +74,7 @@ def build_judge() -> Path:
 
 def _compile(name: str, version: str, package: str, sources: Sequence[str], *linker_flags: str) -> Path:
     modfile, tags = _RECIPES[version]
-    go = _find_go(_SOURCE / modfile)
+    go = find_go(_SOURCE / modfile)
     arguments = [
         f"-modfile={modfile}",
         f"-tags={tags}",
@@ -126,7 +126,15 @@ def _digest(arguments: Sequence[str], files: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _find_go(gomod: Path) -> str:
+def find_go(gomod: Path) -> str:
+    """Returns the go command on PATH.
+
+    Args:
+        gomod: says which version it must be at least.
+
+    Raises:
+        GoError: there is none, or it is older.
+    """
     needed = re.search(r"^go (\S+)$", gomod.read_text(), re.MULTILINE)
     if needed is None:
         raise BuildError(f"{gomod} has no go directive", remedy="restore it from git")
