@@ -147,6 +147,33 @@ MUTANTS_OF_ANSWERS = (
         (Fall("devices::options_arrive_whole", "assert (container.mounts, container.annotations,"),),
     ),
     Mutant(
+        "mounts are lost",
+        "What NVIDIA's runtime is told by mounts, and the driver's files.",
+        (Edit(_WIRE, "for mount in edits.mounts\n", "for mount in edits.mounts[:0]\n"),),
+        (
+            Fall("strategies::an_answer_arrives_whole[volume-mounts]", "assert {mount for mount in container.mounts"),
+            Fall("strategies::an_answer_arrives_whole[direct]", "assert ({*container.mounts} > told,"),
+        ),
+    ),
+    Mutant(
+        "mounts can be written",
+        "A container changes the driver of its node.",
+        (Edit(_WIRE, "read_only=mount.read_only", "read_only=False"),),
+        (Fall("strategies::an_answer_arrives_whole[direct]", "assert {mount for mount in container.mounts"),),
+    ),
+    Mutant(
+        "CDI names are lost",
+        "A container is given nothing, where they are all that it is given by.",
+        (Edit(_WIRE, "for name in edits.cdi_devices]", "for name in edits.cdi_devices[:0]]"),),
+        (Fall("strategies::an_answer_arrives_whole[cdi-cri]", "assert {*container.cdi_devices} =="),),
+    ),
+    Mutant(
+        "annotations are lost",
+        "The same, for runtimes that are told by these.",
+        (Edit(_WIRE, "annotations=dict(edits.annotations)", "annotations={}"),),
+        (Fall("strategies::an_answer_arrives_whole[cdi-annotations]", "assert container.annotations =="),),
+    ),
+    Mutant(
         "preferences are not offered",
         "The kubelet is told not to ask for them.",
         (Edit(_CLIENT, "get_preferred_allocation_available=True", "get_preferred_allocation_available=False"),),
