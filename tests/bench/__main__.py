@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.figures import Figure, Missed, Sample, table
 from bench.node import GPUS, NVPLUG, PATIENCE, MissedError, Node, Plugin, PluginError, namespace, node_in, peer
+from bench.soak import soak
 from bench.trials import NORMAL, QUICK, TRIALS, Pace, Trial, schedule
 
 __all__: list[str] = []
@@ -50,7 +51,13 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="one run of each, and short waits: to try the benchmark itself"
     )
+    parser.add_argument(
+        "--soak", metavar="MINUTES", type=float, help="instead: one trouble after the other, and whether anything grows"
+    )
     options = parser.parse_args()
+    if options.soak:
+        with tempfile.TemporaryDirectory(prefix="nvb") as scratch:
+            return trio.run(soak, Path(scratch), NVPLUG, options.soak)
     pace = QUICK if options.quick else NORMAL
     plugins = [NVPLUG, peer(options.peer)] if options.peer else [NVPLUG]
     columns: list[dict[Figure, list[Sample]]] = []

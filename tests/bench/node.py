@@ -143,7 +143,7 @@ class Node:
         try:
             await self.back(self.started)
         except MissedError as error:
-            tail = self._log.read_text(errors="replace")[-2000:]
+            tail = self.log()[-2000:]
             raise PluginError(
                 f"{self.plugin.name} has not listed {GPUS} healthy devices after its start: {error}\n{tail}"
             ) from None
@@ -191,6 +191,10 @@ class Node:
                     os.kill(pid, signal.SIGKILL)
             await self._process.wait()
             self._process = None
+
+    def log(self) -> str:
+        """What the plugin has said since its start."""
+        return self._log.read_text(errors="replace")
 
     def processes(self) -> frozenset[int]:
         """The ids of the plugin's processes."""
