@@ -112,7 +112,7 @@ async def serve(
     from _nvplug.container.facts import Terms
     from _nvplug.container.looking import keep_terms
     from _nvplug.hardware import Hardware
-    from _nvplug.health import Health, Memory, health_policy, watch
+    from _nvplug.health import Health, Memory, policy_of, watch
     from _nvplug.kubelet.loop import come_round, open_loop
     from _nvplug.kubelet.registrar import keep_registered
     from _nvplug.latest import Latest
@@ -133,6 +133,7 @@ async def serve(
     config, terms = Latest(asked), Latest(Terms(asked))
     hardware, health = Latest(Hardware()), Latest(Health())
     offer, described, plan = Latest(Offer()), Latest(Offer()), Latest(Plan())
+    policy = Latest(policy_of(asked))
     # What only an event told is kept where a service manager made a directory for it, until the next boot.
     runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     keep_health = functools.partial(
@@ -141,7 +142,7 @@ async def serve(
         hardware,
         health,
         publish,
-        policy=health_policy(asked.dp_disable_healthchecks, asked.dp_enable_healthchecks),
+        policy=policy,
         memory=Memory.at(runtime) if runtime else None,
         forget=asked.forget_health,
     )
@@ -152,6 +153,7 @@ async def serve(
         await nursery.start(wait_for_signal, nursery.cancel_scope)
         await nursery.start(keep_config, config, settings, read, publish, name="config")
         await nursery.start(keep_answering, asked.health_socket, state, come_round, publish, name="probe")
+        nursery.start_soon(config.follow, lambda new: policy.set(policy_of(new)), name="policy")
         nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(again, "the look at the node", keep_node, name="container")
         nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
@@ -181,12 +183,12 @@ def driver_for(config: Config) -> Driver:
         from _nvplug.drivers.simulated import SimulatedDriver, parse_simulated
 
         return SimulatedDriver(parse_simulated(config.device_discovery_strategy))
-    from _nvplug.drivers.nvml import NvmlDriver
+    from _nvplug.drivers.nvml import NvmlDriver, Pace
     from _nvplug.drivers.platforms import check_platform
 
     if config.device_discovery_strategy == "auto":
         check_platform((config.driver_root_ctr_path, "/"))
-    return NvmlDriver(config.driver_root_ctr_path)
+    return NvmlDriver(config.driver_root_ctr_path, pace=Pace(silence=config.health_silence))
 
 
 def devices(arguments: Sequence[str]) -> int:

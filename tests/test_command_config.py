@@ -18,6 +18,9 @@ sharing:
     resources: [{name: h100, replicas: 4, devices: ["0", "2"], rename: few}]
 selection:
   exclude: [{index: 7}]
+health:
+  silence: 1m
+  xids: {79: ignore, 63: reset}
 """
 
 
@@ -55,6 +58,9 @@ def test_show_has_every_value_with_its_origin(file: Path, capsys: pytest.Capture
     ] in shown
     assert ["sharing.timeSlicing", "requests for more than one are refused"] in shown
     assert ["selection", "exclude index: 7", f"selection ({file}:8)"] in shown
+    assert ["health-silence", "60s", f"health.silence ({file}:11)"] in shown
+    assert ["health.xids", "63: reset", f"health.xids ({file}:12)"] in shown
+    assert ["health.xids", "79: ignore"] in shown
 
 
 def test_check_names_what_the_reference_would_ignore(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ configs = st.builds(
     mig_strategy=st.sampled_from(["none", "single", "mixed"]),
     shared_devices_allocation_policy=st.sampled_from(["distributed", "packed", "distinct"]),
     forget_health=st.booleans(),
+    health_silence=st.integers(10, 3600),
     gdrcopy_enabled=st.booleans(),
     gds_enabled=st.booleans(),
     mofed_enabled=st.booleans(),
@@ -58,6 +59,8 @@ def written(config: Config, option: Option[object]) -> str:
     match getattr(config, option.field):
         case bool() as value:
             return "true" if value else "false"
+        case int() as seconds:
+            return f"{seconds}s"
         case tuple() as values:
             return ",".join(values)
         case value:
@@ -89,7 +92,7 @@ def test_health_checks_are_chosen_by_variable() -> None:
 
 def test_the_tables_agree() -> None:
     """Every field of Config has its option, and no flag or variable means two things."""
-    sections = ["gpu_names", "mig_names", "time_slicing", "selection"]
+    sections = ["gpu_names", "mig_names", "time_slicing", "selection", "health_xids"]
     assert [option.field for option in OPTIONS] + sections == [field.name for field in fields(Config)]
     assert max(Counter(flags).values()) == 1
     assert max(Counter(variables).values()) == 1
@@ -112,6 +115,7 @@ def test_nothing_said_is_the_default() -> None:
         dp_disable_healthchecks="",
         dp_enable_healthchecks="",
         forget_health=False,
+        health_silence=30,
         gdrcopy_enabled=False,
         gds_enabled=False,
         mofed_enabled=False,
@@ -126,8 +130,24 @@ def test_nothing_said_is_the_default() -> None:
         mig_names=(),
         time_slicing=TimeSlicing(),
         selection=Selection(),
+        health_xids=(),
     )
     assert read_config([], {}) == Config()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10s", 10), ("90s", 90), ("2m", 120), ("2m30s", 150), ("1h", 3600)])
+def test_a_duration_is_written_as_in_go(text: str, seconds: int) -> None:
+    """In hours, minutes and seconds, of which any may be missing."""
+    assert read_config([f"--health-silence={text}"], {}).health_silence == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["30", "9s", "0s", "1h1s", "99h", "-30s", "30 s", "30S", "s", "30s2m", "1.5m", "\u0663s"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    """Too short for the driver, too long to be of use, or written otherwise; with what is allowed."""
+    with pytest.raises(OptionError, match=r"--health-silence is .*: allowed are 10s to 1h"):
+        read_config([f"--health-silence={text}"], {})
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, *INERT], ids=lambda option: option.written)

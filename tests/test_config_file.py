@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from _nvplug.config import INERT, OPTIONS, Config, Settings, read_settings
 from _nvplug.config.file import decode_file
-from _nvplug.config.model import NamingRule, Selection, Selector, SharedResource, TimeSlicing, resource_name
+from _nvplug.config.model import NamingRule, Selection, Selector, SharedResource, TimeSlicing, XidRule, resource_name
 from _nvplug.errors import OptionError
 
 UUID: Final = "01234567-89ab-cdef-0123-456789abcdef"
@@ -142,6 +142,22 @@ def test_names_and_patterns_are_read() -> None:
         "gpu_names": (NamingRule("*A100*", "nvidia.com/a100"), NamingRule("*", "x.org/G_p.u")),
         "mig_names": (),
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "health: {xids: {79: ignore, 63: reset, 9999: ask-driver, 48: null}}",
+        '{"health": {"xids": {"63": "reset", "79": "ignore", "9999": "ask-driver"}}}',
+    ],
+)
+def test_what_xids_mean_is_read(text: str) -> None:
+    """By number, in YAML and JSON, in order of the numbers; XIDs that nobody knows yet included."""
+    assert sections(text)["health_xids"] == (
+        XidRule(63, "reset"),
+        XidRule(79, "ignore"),
+        XidRule(9999, "ask-driver"),
+    )
 
 
 def test_a_selection_is_read() -> None:
@@ -337,6 +353,15 @@ SHARED: Final = "sharing: {timeSlicing: {resources: [{name: %s, replicas: %s, de
         ('selection: {exclude: [{index: "1"}]}', "selection.exclude[0].index", "expected a whole number"),
         (f"selection: {{exclude: [{{uuid: MIG-{UUID}}}]}}", "selection.exclude[0].uuid", "MIG devices go with"),
         ("selection: {exclude: [{pci: 1b}]}", "selection.exclude[0].pci", "0000:1b:00.0"),
+        ("health: {xids: {79: fatal}}", "health.xids.79", "allowed are ignore, reset, reboot, ask-driver"),
+        ("health: {xids: {48: reste}}", "health.xids.48", "did you mean reset?"),
+        ("health: {xids: {48: [reset]}}", "health.xids.48", "allowed are ignore, reset"),
+        ("health: {xids: {48: 1}}", "health.xids.48", "allowed are ignore, reset"),
+        ("health: {xids: {XID79: reset}}", "health.xids.XID79", "the number of an XID"),
+        ('health: {xids: {"-1": reset}}', "health.xids.-1", "the number of an XID"),
+        ('health: {xids: {"79": reset, "079": ignore}}', "health.xids.079", "given twice"),
+        ("health: {xids: [79]}", "health.xids", "expected keys and values"),
+        ("health: {silence: 30}", "health.silence", "expected a text"),
     ],
 )
 def test_what_cannot_be_done_is_refused(text: str, part: str, what: str) -> None:
@@ -469,6 +494,8 @@ MORE_KEYS: Final = [
     "pci",
     "mps",
     "imex",
+    "health",
+    "xids",
     "x",
 ]
 

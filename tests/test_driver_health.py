@@ -67,7 +67,7 @@ class Ward:
         )
         # Nobody waits ten seconds in a test.
         policy = replace(health_policy(disable, enable), damping=Damping(quiet=0.1, falls=100))
-        await watch(driver, self.hardware, self.health, self.said.append, policy=policy)
+        await watch(driver, self.hardware, self.health, self.said.append, policy=Latest(policy))
 
     def reason(self, index: int) -> str:
         """Why a GPU is unhealthy; "" if it is not."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from _nvplug.config.model import XID_ACTIONS, XidRule
 from _nvplug.health.policy import APPLICATION_XIDS, XIDS, Action, health_policy
 
 REFERENCE = {13, 31, 43, 45, 68, 109}
@@ -107,6 +108,41 @@ def test_nothing_that_is_written_breaks_it(disable: str, enable: str) -> None:
 def test_summary(disable: str, enable: str, summary: str) -> None:
     """The policy in force, on one line."""
     assert health_policy(disable, enable).summary == summary
+
+
+@pytest.mark.parametrize(
+    ("disable", "enable", "word", "code", "action"),
+    [
+        ("", "", "ignore", 79, None),
+        ("", "", "reset", 63, Action.RESET),
+        ("", "", "reboot", 48, Action.REBOOT),
+        ("", "", "ask-driver", 94, Action.ASK_DRIVER),
+        ("", "", "ignore", 4711, None),
+        # Variables win over the file, as everywhere.
+        ("63", "", "reset", 63, None),
+        ("all", "", "reset", 63, None),
+        ("", "79", "ignore", 79, Action.RESET),
+        ("", "all", "ignore", 79, Action.RESET),
+        ("", "48", "reboot", 48, Action.REBOOT),
+        ("79", "79", "ignore", 79, Action.RESET),
+    ],
+)
+def test_the_file(disable: str, enable: str, word: str, code: int, action: Action | None) -> None:
+    """What it says of an XID goes before the table, and after the variables; of other XIDs nothing is changed."""
+    policy = health_policy(disable, enable, [XidRule(code, word)])
+    row = policy.row(code)
+
+    assert (row and row.action) == action
+    assert policy.row(119) == health_policy(disable, enable).row(119)
+
+
+def test_every_word_of_the_file_means_something() -> None:
+    """What the file may say, the policy knows; and its line in the log has it."""
+    for word in XID_ACTIONS:
+        policy = health_policy("", "", [XidRule(79, word), XidRule(63, word)])
+
+        assert ("79" in policy.summary) is (word == "ignore")
+        assert ("63" in policy.summary) is (word == "ignore")
 
 
 def test_an_enabled_application_error_asks_for_a_reset() -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from _nvplug.config.model import XidRule
 from _nvplug.happenings import (
     GpuRestored,
     GpuUnhealthy,
@@ -73,7 +74,7 @@ async def told(
         happenings.append,
         memory=memory,
         forget=forget,
-        policy=policy,
+        policy=Latest(policy) if policy else None,
     )
     return happenings, health.value
 
@@ -256,7 +257,27 @@ async def test_the_policy_is_told_first() -> None:
     """One line at the start."""
     happenings: list[Happening] = []
     await watch(
-        ScriptedDriver(), Latest(Hardware()), Latest(Health()), happenings.append, policy=health_policy("all", "")
+        ScriptedDriver(),
+        Latest(Hardware()),
+        Latest(Health()),
+        happenings.append,
+        policy=Latest(health_policy("all", "")),
     )
 
     assert happenings == [HealthPolicyInForce("no XID takes a GPU away; checks are off")]
+
+
+async def test_another_policy_is_obeyed_from_then_on() -> None:
+    """It is told in one line; an error from before keeps its GPU out until there is evidence, the same now does not."""
+    happenings: list[Happening] = []
+    policy, health = Latest(health_policy("", "")), Latest(Health())
+
+    def edit() -> bool:
+        policy.set(health_policy("", "", [XidRule(79, "ignore"), XidRule(63, "reset")]))
+        return len(happenings) > 2
+
+    script = (Xid("GPU-a", 79), edit, Xid("GPU-b", 79), Xid("GPU-c", 63))
+    await watch(ScriptedDriver(*script), Latest(Hardware()), health, happenings.append, policy=policy)
+
+    assert kinds(happenings) == [HealthPolicyInForce, GpuUnhealthy, HealthPolicyInForce, GpuUnhealthy]
+    assert health.value.unhealthy.keys() == {"GPU-a", "GPU-c"}

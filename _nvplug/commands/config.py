@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from _nvplug.config import OPTIONS, Config, Settings, read_settings
-from _nvplug.config.model import NamingRule, Selection, SharedResource, TimeSlicing
+from _nvplug.config.model import NamingRule, Selection, SharedResource, TimeSlicing, XidRule
 from _nvplug.errors import OptionError
 
 __all__ = ["main"]
@@ -19,6 +19,7 @@ SECTIONS: Mapping[str, str] = {
     "mig_names": "resources.mig",
     "time_slicing": "sharing.timeSlicing",
     "selection": "selection",
+    "health_xids": "health.xids",
 }
 
 
@@ -82,8 +83,13 @@ def _texts(value: Any) -> list[str]:
     match value:
         case bool():
             return ["true" if value else "false"]
+        case int():
+            # The only numbers are durations.
+            return [f"{value}s"]
         case NamingRule():
             return [f"{value.pattern!r} -> {value.name}"]
+        case XidRule():
+            return [f"{value.code}: {value.action}"]
         case SharedResource():
             which = "all" if value.devices is None else value.devices
             if isinstance(which, tuple):

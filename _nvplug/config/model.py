@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from _nvplug.hardware import Gpu
 
@@ -13,12 +13,14 @@ __all__ = [
     "HEALTH_SOCKET",
     "KUBELET_SOCKET",
     "MOST_REPLICAS",
+    "XID_ACTIONS",
     "Config",
     "NamingRule",
     "Selection",
     "Selector",
     "SharedResource",
     "TimeSlicing",
+    "XidRule",
     "resource_name",
 ]
 
@@ -28,6 +30,17 @@ KUBELET_SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 MOST_REPLICAS: Final = 60_000
 """What a list that a kubelet reads has room for; see kubelet/wire.py."""
+
+
+XID_ACTIONS: Final = ("ignore", "reset", "reboot", "ask-driver")
+"""What can be said of an XID: it takes no GPU away; it does, until a reset or a reboot; or the driver decides."""
+
+
+class XidRule(NamedTuple):
+    """What becomes of a GPU with this XID, whatever the table of XIDs says: one of ``XID_ACTIONS``."""
+
+    code: int
+    action: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +144,7 @@ class Config:
         dp_disable_healthchecks, dp_enable_healthchecks: see health_policy.
         health_socket: the name in the abstract namespace, with ``@`` in front, where `nvplug health` asks.
         forget_health: whether verdicts from before a restart of nvplug are dropped.
+        health_silence: seconds without an answer from the driver after which a GPU is unhealthy.
         gdrcopy_enabled, gds_enabled, mofed_enabled: whether containers are given what the node has of these.
         imex_channel_ids: the IMEX channels that they are given.
         imex_required: whether that they do not exist is an error.
@@ -144,6 +158,7 @@ class Config:
         gpu_names, mig_names: the first that matches counts; without any, names are those of the MIG strategy.
         time_slicing: which devices are shared.
         selection: which GPUs are offered at all.
+        health_xids: what is said of XIDs, in order of their numbers.
     """
 
     kubelet_socket: Path = Path(KUBELET_SOCKET)
@@ -161,6 +176,7 @@ class Config:
     dp_enable_healthchecks: str = ""
     health_socket: str = HEALTH_SOCKET
     forget_health: bool = False
+    health_silence: int = 30
     gdrcopy_enabled: bool = False
     gds_enabled: bool = False
     mofed_enabled: bool = False
@@ -177,6 +193,7 @@ class Config:
     mig_names: tuple[NamingRule, ...] = ()
     time_slicing: TimeSlicing = TimeSlicing()
     selection: Selection = Selection()
+    health_xids: tuple[XidRule, ...] = ()
 
 
 def resource_name(text: str) -> str:

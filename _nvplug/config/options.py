@@ -19,6 +19,12 @@ __all__ = ["INERT", "OPTIONS", "Kind", "Option"]
 LONGEST_SOCKET: Final = 107
 LONGEST_DIRECTORY: Final = 70
 
+# Seconds. Every GPU is looked at every five seconds, and a healthy one may take ten to answer.
+_SHORTEST_SILENCE: Final = 10
+_LONGEST_SILENCE: Final = 3600
+
+# As Go writes one, in whole seconds.
+_DURATION: Final = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,4})m)?(?:([0-9]{1,4})s)?", re.ASCII)
 
 T = TypeVar("T")
 
@@ -157,6 +163,15 @@ def _abstract(text: str) -> str:
     return text
 
 
+def _silence(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not _SHORTEST_SILENCE <= total <= _LONGEST_SILENCE:
+        raise ValueError("allowed are 10s to 1h, written as 45s or 2m30s")
+    return total
+
+
 def _discovery(text: str) -> str:
     if text.startswith("simulated:") and text != "simulated:":
         return text
@@ -291,6 +306,15 @@ OPTIONS: Final[tuple[Option[Any], ...]] = (
         "false",
         _SWITCH,
         "whether GPUs that were unhealthy before a restart of nvplug begin as healthy",
+        lasting=True,
+    ),
+    Option(
+        ("health-silence",),
+        ("HEALTH_SILENCE",),
+        "30s",
+        Kind(_silence),
+        "how long the driver may give no answer for a GPU before that is unhealthy: 10s to 1h",
+        "health.silence",
         lasting=True,
     ),
     Option(

@@ -1,4 +1,4 @@
-"""Which keys the configuration file has, and of what types: the schema of NVIDIA's plugin, and ``selection``."""
+"""Which keys the configuration file has, and of what types: the schema of NVIDIA's plugin, and sections of our own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,13 @@ FileText: Final = _section(
     {"version": str}
     | {key: _kind(option) for key, option in BY_KEY.items()}
     | dict.fromkeys(_FOREIGN, Any)
-    | {"resources": _Resources, "sharing": _Sharing, "selection": SelectionText}
+    | {
+        "resources": _Resources,
+        "sharing": _Sharing,
+        "selection": SelectionText,
+        # By XID. What is wrong with a value is said with its key, which a type here could not name.
+        "health.xids": dict[str, Any],
+    }
 )
 
 

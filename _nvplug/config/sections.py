@@ -1,7 +1,8 @@
-"""The sections that only a file can have: naming, sharing, selection."""
+"""The sections that only a file can have: naming, sharing, selection, errors of GPUs."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -10,11 +11,13 @@ import msgspec
 
 from _nvplug.config.model import (
     MOST_REPLICAS,
+    XID_ACTIONS,
     NamingRule,
     Selection,
     Selector,
     SharedResource,
     TimeSlicing,
+    XidRule,
     resource_name,
 )
 from _nvplug.config.schema import RuleText, SelectionText, SelectorText, TimeSlicingText
@@ -163,6 +166,26 @@ _SELECTORS: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 
+def _xids(section: Mapping[str, Any], where: str, _obeyed: list[str]) -> tuple[XidRule, ...]:
+    rules = {}
+    for key, word in section.items():
+        here = f"{where}.{key}"
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise WrongError(here, "expected the number of an XID, and what it asks for, such as 63: reset")
+        if int(key) in rules:
+            raise WrongError(here, f"XID {int(key)} is given twice")
+        if word is not None:
+            rules[int(key)] = XidRule(int(key), _made(_xid_action, word, here))
+    return tuple(rules[code] for code in sorted(rules))
+
+
+def _xid_action(word: Any) -> str:
+    if word in XID_ACTIONS:
+        return str(word)
+    near = difflib.get_close_matches(str(word), XID_ACTIONS, n=1)
+    raise ValueError(f"allowed are {', '.join(XID_ACTIONS)}{f' (did you mean {near[0]}?)' if near else ''}")
+
+
 def _no_mps(_section: Any, where: str, _obeyed: list[str]) -> None:
     raise WrongError(where, "nvplug does not support MPS yet; sharing.timeSlicing is the way to share")
 
@@ -173,4 +196,5 @@ SECTIONS: Final[tuple[tuple[str, str, Callable[[Any, str, list[str]], Any]], ...
     ("mps", "$.sharing.mps", _no_mps),
     ("time_slicing", "$.sharing.timeSlicing", _time_slicing),
     ("selection", "$.selection", _selection),
+    ("health_xids", "$.health.xids", _xids),
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from _nvplug.config.model import Config, XidRule
 from _nvplug.hardware import NoticeKind
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Policy",
     "Row",
     "health_policy",
+    "policy_of",
 ]
 
 
@@ -200,6 +202,7 @@ class Policy:
         checks: whether what nvplug finds by looking does.
         disabled: XIDs that do not, whatever the table says.
         enabled: XIDs that do, whatever the table and all else says; None for every XID there is.
+        changed: what the operator says of single XIDs instead of the table.
         malformed: what was written and makes no sense, each with the variable that it stands in.
         damping: see there.
     """
@@ -208,12 +211,15 @@ class Policy:
     checks: bool = True
     disabled: frozenset[int] = frozenset()
     enabled: frozenset[int] | None = frozenset()
+    changed: Mapping[int, Action] = field(default_factory=lambda: MappingProxyType({}))
     malformed: tuple[str, ...] = ()
     damping: Damping = Damping()
 
     def row(self, code: int) -> Row | None:
         """What an XID means; None if it leaves the GPU alone."""
         row = XIDS.get(code, _UNKNOWN)
+        if code in self.changed:
+            row = Row(row.meaning, self.changed[code], row.back)
         if self.enabled is None or code in self.enabled:
             return Row(row.meaning, Action.RESET, row.back) if row.action.spares else row
         if not self.xids or code in self.disabled or row.action.spares:
@@ -229,7 +235,7 @@ class Policy:
     def summary(self) -> str:
         """The policy in a few words, for one line of the log."""
         every = self.enabled is None
-        spared = sorted((APPLICATION_XIDS | self.disabled) - (self.enabled or frozenset()))
+        spared = [code for code in sorted({*XIDS, *self.changed, *self.disabled}) if self.row(code) is None]
         if every:
             xids = "every XID takes a GPU away"
         elif not self.xids:
@@ -239,16 +245,23 @@ class Policy:
         return f"{xids}; checks are {'on' if self.checks else 'off'}"
 
 
-def health_policy(disable: str, enable: str) -> Policy:
-    """Makes the policy of two variables, with the meaning that NVIDIA documents for its plugin.
+# By the words of the configuration file.
+_ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
+    {"ignore": Action.IGNORE, "reset": Action.RESET, "reboot": Action.REBOOT, "ask-driver": Action.ASK_DRIVER}
+)
 
-    Each is a list with commas of XIDs, ``xids`` (all of them) and ``all``; case does not matter. What is enabled is
-    so whatever is disabled, also after ``all``, where NVIDIA's own plugin fails to. Beyond theirs, ``all`` disables the
-    checks as well, and ``xids`` does not.
+
+def health_policy(disable: str, enable: str, xids: Iterable[XidRule] = ()) -> Policy:
+    """Makes the policy of two variables, with the meaning that NVIDIA documents for its plugin, and of the file.
+
+    A variable is a list with commas of XIDs, ``xids`` (all of them) and ``all``; case does not matter. What is enabled
+    is so whatever is disabled, also after ``all``, where NVIDIA's own plugin fails to. Beyond theirs, ``all`` disables
+    the checks as well, and ``xids`` does not.
 
     Args:
         disable: DP_DISABLE_HEALTHCHECKS.
         enable: DP_ENABLE_HEALTHCHECKS.
+        xids: what the file says of single XIDs: more than the table, and less than the variables.
     """
     off, off_words, bad_off = _parse(disable)
     on, on_words, bad_on = _parse(enable)
@@ -257,11 +270,17 @@ def health_policy(disable: str, enable: str) -> Policy:
         checks="all" not in off_words or "all" in on_words,
         disabled=off,
         enabled=None if on_words else on,
+        changed=MappingProxyType({rule.code: _ACTIONS[rule.action] for rule in xids}),
         malformed=(
             *(f"{item!r} in DP_DISABLE_HEALTHCHECKS" for item in bad_off),
             *(f"{item!r} in DP_ENABLE_HEALTHCHECKS" for item in bad_on),
         ),
     )
+
+
+def policy_of(config: Config) -> Policy:
+    """The policy that a configuration asks for."""
+    return health_policy(config.dp_disable_healthchecks, config.dp_enable_healthchecks, config.health_xids)
 
 
 def _parse(text: str) -> tuple[frozenset[int], frozenset[str], tuple[str, ...]]:

@@ -39,7 +39,7 @@ async def watch(
     health: Latest[Health],
     publish: Publish,
     *,
-    policy: Policy | None = None,
+    policy: Latest[Policy] | None = None,
     memory: Memory | None = None,
     forget: bool = False,
 ) -> None:
@@ -50,19 +50,19 @@ async def watch(
         hardware: what the driver keeps up to date.
         health: what this keeps up to date.
         publish: for each change of a verdict, and what else is worth a line.
-        policy: what the operator wants; the table as it is if None, and not a word about it.
+        policy: what the operator wants, now and later; the table as it is if None, and not a word about it.
         memory: where verdicts survive a restart; nowhere if None.
         forget: whether those from before the start are to be dropped.
     """
+    watcher = _Watcher(driver, hardware, health, publish)
     if policy is not None:
-        publish(HealthPolicyInForce(policy.summary))
-        for item in policy.malformed:
-            publish(HealthPolicyMalformed(item, "write XIDs, xids or all, separated by commas"))
-    watcher = _Watcher(driver, hardware, health, publish, policy or Policy())
+        watcher.obey(policy.value, at_start=True)
     if memory is not None:
         await watcher.remember(memory, forget=forget)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hardware.follow, watcher.see)
+        if policy is not None:
+            nursery.start_soon(policy.follow, watcher.obey)
         if memory is not None:
             nursery.start_soon(watcher.keep, memory)
         await driver.run(hardware, watcher.report, publish)
@@ -72,21 +72,28 @@ async def watch(
 class _Watcher:
     """The one writer of Health."""
 
-    def __init__(
-        self, driver: Driver, hardware: Latest[Hardware], health: Latest[Health], publish: Publish, policy: Policy
-    ) -> None:
+    def __init__(self, driver: Driver, hardware: Latest[Hardware], health: Latest[Health], publish: Publish) -> None:
         self._driver = driver
         self._hardware = hardware
         self._cell = health
         # The cell keeps the older of two healths with the same verdicts, and so loses charts.
         self._health = health.value
         self._publish = publish
-        self._policy = policy
+        self._policy = Policy()
         self._lasting = Latest(lasting(self._health))
         self._waiting: frozenset[str] = frozenset()
         self._instances: dict[str, frozenset[Place]] = {}
         self._pending: frozenset[str] = frozenset()
         self._not_kept = ""
+
+    def obey(self, policy: Policy, *, at_start: bool = False) -> None:
+        """Judges by this policy from now on. What was judged before stands, until its evidence."""
+        if policy == self._policy and not at_start:
+            return
+        self._policy = policy
+        self._publish(HealthPolicyInForce(policy.summary))
+        for item in policy.malformed:
+            self._publish(HealthPolicyMalformed(item, "write XIDs, xids or all, separated by commas"))
 
     def report(self, event: GpuEvent) -> None:
         """Takes one event in."""
