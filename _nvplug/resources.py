@@ -153,6 +153,9 @@ def _references(device: Device) -> tuple[str, ...]:
     return device.index, device.uuid, legacy
 
 
+# In a DGX Station, beside the GPUs that are meant. NVIDIA's plugin does not offer them either.
+_DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
+
 _GPU_NAMES: Final = (NamingRule("*", GPU_RESOURCE),)
 
 
@@ -172,6 +175,8 @@ class _Plan:
             excluding = next((each for each in selection.exclude if each.matches(gpu)), None)
             if excluding is not None:
                 self.remarks.append(DeviceExcluded(str(gpu.index), gpu.uuid, f"selection.exclude has {excluding}"))
+            elif selection.include is None and gpu.name in _DISPLAYS:
+                self.remarks.append(DeviceExcluded(str(gpu.index), gpu.uuid, "it is there for a display"))
             elif selection.include is not None and not any(each.matches(gpu) for each in selection.include):
                 self.remarks.append(DeviceExcluded(str(gpu.index), gpu.uuid, "it is not in selection.include"))
             else:

@@ -179,10 +179,9 @@ class Service:
                 scopes[index] = await nursery.start(self._attend, index)
             for index in scopes.keys() - asked:
                 scopes.pop(index).cancel()
+            nodes = await station.nodes.look([reading.gpu for reading in station.listing.present], len(asked))
             answers = {index: one for index, one in self._census.value.answers.items() if index in asked}
-            # By access(2), which never raises.
-            nodes = [f"/dev/{name}" for name in _CONTROL_NODES if os.access(station.dev / name, os.F_OK)]
-            self._census.set(Census(asked, answers, tuple(nodes)))
+            self._census.set(Census(asked, answers, nodes))
             self._look_outside()
             self._name_the_late(asked)
             # Not in one hop with the count, which tells what there is to be looked at.
