@@ -501,3 +501,19 @@ async def test_a_new_library_is_loaded(ward: Ward, nursery: trio.Nursery) -> Non
 
     assert loaded(ward.control.libraries / "libnvidia-ml.so.580.1")
     assert not any(ward.reason(index) for index in range(3))
+
+
+async def test_a_gpu_that_vanishes_breaks_no_other(ward: Ward, nursery: trio.Nursery) -> None:
+    """The GPUs after it move up, and the last index is none any more: that is no fault of the GPU that had it."""
+    nursery.start_soon(ward.play)
+    await until(lambda: ward.hardware.value.gpus)
+    for _ in range(5):
+        ward.control.remove(1)
+        # Looked at without being counted before.
+        ward.control.xid(0, 13)
+        await until(lambda: ward.reason(1))
+        await ward.rounds()
+        ward.control.put_back(1)
+        await until(lambda: not ward.reason(1))
+
+    assert {one.index for one in ward.all_said(happenings.GpuUnhealthy)} == {1}

@@ -175,23 +175,29 @@ class Service:
             except DriverError as error:
                 self._trouble = error
                 return
-            for index in asked - scopes.keys():
+            new = asked - scopes.keys()
+            for index in new:
                 scopes[index] = await nursery.start(self._attend, index)
             for index in scopes.keys() - asked:
                 scopes.pop(index).cancel()
             nodes = await station.nodes.look([reading.gpu for reading in station.listing.present], len(asked))
             answers = {index: one for index, one in self._census.value.answers.items() if index in asked}
             self._census.set(Census(asked, answers, nodes))
-            self._look_outside()
-            self._name_the_late(asked)
-            # Not in one hop with the count, which tells what there is to be looked at.
-            self._look_again()
+            if new:
+                self._begin_round(asked)
             await trio.sleep(station.pace.sweep)
             if station.outside.has_new_gpu():
                 self.wants_trial = True
                 return
             if self._session.is_outdated or not (asked or self._apart):
                 return
+            # Those that are known are looked at together with the count, for the price of one hop.
+            self._begin_round(asked)
+
+    def _begin_round(self, asked: frozenset[int]) -> None:
+        self._look_outside()
+        self._name_the_late(asked)
+        self._look_again()
 
     def _slots(self, count: int) -> frozenset[int]:
         """The indices to ask about. Where some GPUs are left alone, an index that is not known may be one of theirs."""
@@ -251,6 +257,8 @@ class Service:
                 except DriverError as error:
                     self._trouble = error
                     return
+                if answer is None:
+                    continue
                 if isinstance(answer, Reading):
                     known = expected = answer
                 else:

@@ -150,7 +150,7 @@ class Session:
         """Whether the library's file is another one now, or gone: the driver is being upgraded. Does not block."""
         return _identity(self._library.path) != self._file
 
-    def look(self, index: int, known: Reading | None, pci: str = "") -> tuple[Answer, Checkup | None]:
+    def look(self, index: int, known: Reading | None, pci: str = "") -> tuple[Answer | None, Checkup | None]:
         """Reads one GPU and registers it for events, or finds that nothing has changed; and asks how it is.
 
         Only its handle and its UUID are needed. Whatever else cannot be read is left unknown.
@@ -160,6 +160,9 @@ class Session:
             known: what this session read before; returned as it is, or with a newer registration, if it is
                 still the same GPU.
             pci: its address, to find it by; it may have no other index then.
+
+        Returns:
+            What it is, and how. Nothing of an index that is none any more.
         """
         try:
             if pci:
@@ -171,8 +174,15 @@ class Session:
                 return Failure(index, "nvmlDeviceGetUUID: the UUID is empty"), None
             checkup = examine(self._call, handle, uuid, self._abilities.setdefault(uuid, Abilities()))
         except DriverCallError as error:
+            if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT and not pci and self._is_beyond(index):
+                return None, None
             return Failure(index, str(error), error.remedy, error.code), None
         return self._read(index, known, handle, uuid), checkup
+
+    def _is_beyond(self, index: int) -> bool:
+        """Whether there are not so many GPUs any more: the others have moved up, and the next count tells."""
+        count = self._optional(None, pynvml.nvmlDeviceGetCount)
+        return count is not None and index >= count
 
     def _read(self, index: int, known: Reading | None, handle: Any, uuid: str) -> Reading:
         address = _address(handle)
