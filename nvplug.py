@@ -32,7 +32,8 @@ USAGE = """\
 nvplug offers the NVIDIA GPUs of this node to its kubelet.
 
   nvplug [run] [FLAGS]    serve until SIGTERM, SIGINT or SIGQUIT
-  nvplug devices [FLAGS]  show the GPUs that would be offered
+  nvplug devices [FLAGS]  show the GPUs that would be offered; with --topology, how they are joined; with --prefer N,
+                          which of them a container that asks for N would be given, and why
   nvplug config show [FLAGS]
                           show the options in force, each with its origin
   nvplug config check FILE
@@ -192,12 +193,14 @@ def driver_for(config: Config) -> Driver:
 
 
 def devices(arguments: Sequence[str]) -> int:
-    """``nvplug devices``: a table of the GPUs."""
+    """``nvplug devices``: a table of the GPUs, how they are joined, or which of them a container would be given."""
     from _nvplug.commands.devices import main as show
+    from _nvplug.commands.devices import read_view
     from _nvplug.config import read_config
 
-    config = read_config(arguments, os.environ)
-    return show(driver_for(config), config)
+    view, words = read_view(arguments)
+    config = read_config(words, os.environ)
+    return show(driver_for(config), config, view)
 
 
 def config(arguments: Sequence[str]) -> int:

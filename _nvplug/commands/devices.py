@@ -1,14 +1,16 @@
-"""``nvplug devices``: the GPUs that nvplug would offer, as a plain table."""
+"""``nvplug devices``: the GPUs that nvplug would offer, how they are joined, and which a container would be given."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from _nvplug.errors import DriverError
+from _nvplug.commands.topology import drawn, explained
+from _nvplug.errors import DriverError, OptionError
 from _nvplug.happenings import ConfigUnmet, DeviceExcluded, DeviceNotOffered, DriverFound, DriverTrouble
 from _nvplug.hardware import Hardware
 from _nvplug.health import Health, Verdict, judge
@@ -17,12 +19,14 @@ from _nvplug.mig import profile_of
 from _nvplug.resources import Offer, next_offer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from _nvplug.config import Config
     from _nvplug.drivers import Driver
     from _nvplug.happenings import Happening
     from _nvplug.hardware import GpuEvent
 
-__all__ = ["ask", "main", "show", "table"]
+__all__ = ["View", "ask", "main", "read_view", "show", "table"]
 
 DEADLINE = 10.0
 """Seconds that a driver gets to answer. One that loads its kernel module first takes several."""
@@ -31,10 +35,46 @@ HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "NUMA", "PCI", "DEVICE-NODE", "RESO
 RIGHT_ALIGNED = {"INDEX", "MEMORY", "NUMA"}
 
 
-def main(driver: Driver, config: Config) -> int:
-    """Prints the table, or what stands in the way of it, and returns the exit status."""
+class View(NamedTuple):
+    """What to show; if nothing of this, the table.
+
+    Attributes:
+        topology: whether to draw how the GPUs are joined.
+        prefer: explain what a container that asks for so many would be given; 0 for no explanation.
+    """
+
+    topology: bool = False
+    prefer: int = 0
+
+
+def read_view(arguments: Sequence[str]) -> tuple[View, list[str]]:
+    """Takes ``--topology`` and ``--prefer N`` out of the arguments, and returns what is left.
+
+    Raises:
+        OptionError: N is not a number of devices.
+    """
+    view, rest = View(), list[str]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word in {"-topology", "--topology"}:
+            view = view._replace(topology=True)
+        elif name in {"-prefer", "--prefer"}:
+            text = value if equals else next(words, "")
+            if not re.fullmatch("[1-9][0-9]{0,5}", text):
+                raise OptionError(
+                    f"--prefer is {text!r}: a number of devices is wanted", remedy="write --prefer=4, for example"
+                )
+            view = view._replace(prefer=int(text))
+        else:
+            rest.append(word)
+    return view, rest
+
+
+def main(driver: Driver, config: Config, view: View = View()) -> int:  # noqa: B008 - frozen
+    """Prints what is to be seen, or what stands in the way of it, and returns the exit status."""
     try:
-        text = trio.run(show, driver, config)
+        text = trio.run(show, driver, config, view)
     except DriverError as error:
         sys.stderr.write(f"nvplug devices: {error}; {error.remedy}\n")
         return error.exit_code
@@ -42,14 +82,25 @@ def main(driver: Driver, config: Config) -> int:
     return 0
 
 
-async def show(driver: Driver, config: Config, *, deadline: float = DEADLINE) -> str:
-    """The GPUs of ``driver`` as a table, with what ``config`` makes of them.
+async def show(
+    driver: Driver,
+    config: Config,
+    view: View = View(),  # noqa: B008 - frozen
+    *,
+    deadline: float = DEADLINE,
+) -> str:
+    """The GPUs of ``driver``, with what ``config`` makes of them.
 
     Raises:
         DriverError: see ask.
     """
     hardware, health = await ask(driver, deadline=deadline)
-    return table(hardware, health, config)
+    parts = []
+    if view.topology:
+        parts.append(drawn(hardware, health))
+    if view.prefer:
+        parts.append(explained(hardware, next_offer(Offer(), hardware, health, config), view.prefer))
+    return "\n".join(parts) or table(hardware, health, config)
 
 
 async def ask(driver: Driver, *, deadline: float = DEADLINE) -> tuple[Hardware, Health]:

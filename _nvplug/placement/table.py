@@ -100,7 +100,7 @@ class Table:
     def __init__(self, layout: Layout) -> None:
         count = len(layout.uuids)
         direct, switched = _sums(layout.direct), _sums(layout.switched)
-        by_size: list[list[int]] = [[] for _ in range(count + 1)]
+        by_size = [array("H") for _ in range(count + 1)]
         for members in range(1 << count):
             by_size[members.bit_count()].append(members)
         self._sets = [_sorted(sets, direct, switched, count) for sets in by_size]
@@ -183,7 +183,7 @@ def _sums(weights: Sequence[Sequence[int]]) -> array[int]:
         # What this GPU has with each set of those that have lower bits.
         row = array("q", [0])
         for one in weight[: -bit - 1 : -1]:
-            row.extend(array("q", [each + one for each in row]))
+            row.extend(array("q", map(one.__add__, row)))
         sums.extend(array("q", map(add, sums, row)))
     return sums
 
@@ -191,7 +191,7 @@ def _sums(weights: Sequence[Sequence[int]]) -> array[int]:
 _DIGITS: Final = tuple(f"{byte:08b}" for byte in range(256))
 
 
-def _sorted(sets: list[int], direct: array[int], switched: array[int], count: int) -> _Sets:
+def _sorted(sets: array[int], direct: array[int], switched: array[int], count: int) -> _Sets:
     size = sets[0].bit_count()
     # Highest score first, then highest number. One number for both is sorted in half the time of a key.
     keyed = sorted(
@@ -208,8 +208,8 @@ def _sorted(sets: list[int], direct: array[int], switched: array[int], count: in
             ranks.append(position)
         if room:
             within[members[position]] = len(ranks)
-    # The digits of all sets in a row, the last set first: every 16th of them is a number.
-    digits = "".join([_DIGITS[each >> 8] + _DIGITS[each & 255] for each in reversed(members)])
+    # The digits of all sets in a row, the last set first, each with its high byte first: every 16th is one of a number.
+    digits = "".join(map(_DIGITS.__getitem__, members.tobytes()[::-1]))
     with_gpu = tuple(int(digits[MOST - 1 - bit :: MOST], 2) for bit in range(count))
     return _Sets(members, ranks, with_gpu, _least_below(within, count))
 
