@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from _nvplug.drivers.machines import find_machine
 from kubelet.device_manager import DeviceNode, Hint, RefusedError, running
 from kubelet.plugins import BACK, GPU, UUIDS, nvplug, started, stop, write
 
@@ -83,12 +84,17 @@ async def test_sixty_thousand_devices(kdm: Path, directory: Path) -> None:
 
 
 async def test_preferences_are_asked_for_and_obeyed(kdm: Path, directory: Path) -> None:
-    """The kubelet, which by itself takes devices at random, takes the first free ones: nvplug was asked."""
-    async with running(kdm, directory) as kubelet, nvplug(kubelet):
-        await kubelet.await_allocatable(GPU, 8)
-        pods = [await kubelet.admit(f"pod{n}", {GPU: 1}) for n in range(4)]
+    """The kubelet, which by itself takes devices at random, takes those that nvplug prefers: by their NVLinks.
 
-        assert [pod["main"].device_ids[GPU] for pod in pods] == [(uuid,) for uuid in UUIDS[:4]]
+    A single GPU; then four, from the side of the cube that is whole; then two, of the rest those with the most NVLinks.
+    """
+    machine = find_machine("8xV100")
+    async with running(kdm, directory) as kubelet, nvplug(kubelet, "8xV100"):
+        await kubelet.await_allocatable(GPU, 8)
+        pods = [await kubelet.admit(f"pod{size}", {GPU: size}) for size in (1, 4, 2)]
+
+        wanted = [sorted(machine.gpu(index).uuid for index in each) for each in ([0], [4, 5, 6, 7], [2, 3])]
+        assert [pod["main"].device_ids[GPU] for pod in pods] == [tuple(each) for each in wanted]
 
 
 async def test_an_init_containers_device_is_used_again(kdm: Path, directory: Path) -> None:
