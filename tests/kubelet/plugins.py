@@ -17,7 +17,7 @@ from _nvplug.drivers.machines import find_machine
 from kubelet import other_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from kubelet.device_manager import DeviceManager
@@ -36,13 +36,15 @@ BACK: Final = 2.5
 
 
 def nvplug(
-    kubelet: DeviceManager, gpus: str | Path = "8xH100", *arguments: str
+    kubelet: DeviceManager, gpus: str | Path = "8xH100", *arguments: str, under: Sequence[str] = ()
 ) -> AbstractAsyncContextManager[Program]:
-    """``nvplug run`` with GPUs on paper."""
-    return started(kubelet.socket, gpus, *arguments)
+    """``nvplug run`` with GPUs on paper; ``under`` another command, if any."""
+    return started(kubelet.socket, gpus, *arguments, under=under)
 
 
-def started(kubelet_socket: Path, gpus: str | Path, *arguments: str) -> AbstractAsyncContextManager[Program]:
+def started(
+    kubelet_socket: Path, gpus: str | Path, *arguments: str, under: Sequence[str] = ()
+) -> AbstractAsyncContextManager[Program]:
     """The same where there is no kubelet yet."""
     # What test_mutants.py has spoilt, or this checkout.
     script = os.environ.get("NVPLUG_PROGRAM", str(ROOT / "nvplug.py"))
@@ -52,6 +54,7 @@ def started(kubelet_socket: Path, gpus: str | Path, *arguments: str) -> Abstract
         f"simulated:{gpus}",
         *arguments,
         command=(sys.executable, script, "run"),
+        under=under,
     )
 
 
