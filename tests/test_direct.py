@@ -45,14 +45,18 @@ def by_place(mounts: tuple[Mount, ...]) -> dict[str, str]:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_libraries_lie_where_loaders_look_anyway(machine: str) -> None:
     """By every name that is asked for, in the directories of both families of distributions; programs are on PATH."""
-    expected: dict[str, str] = {}
-    for place in (f"/usr/lib/{machine}-linux-gnu", "/usr/lib64"):
-        expected |= {
-            f"{place}/libcuda.so": "/host/usr/lib64/libcuda.so.1.1",
-            f"{place}/libcuda.so.1": "/host/usr/lib64/libcuda.so.1.1",
-            f"{place}/libnvidia-gpucomp.so.1.1": "/host/usr/lib64/libnvidia-gpucomp.so.1.1",
-            f"{place}/vdpau/libvdpau_nvidia.so.1": "/host/x/libvdpau_nvidia.so.1.1",
-        }
+    expected = {
+        f"{place}/{name}": f"/host/usr/lib64/{file}"
+        for place in (f"/usr/lib/{machine}-linux-gnu", "/usr/lib64")
+        for name, file in (
+            ("libcuda.so", "libcuda.so.1.1"),
+            ("libcuda.so.1", "libcuda.so.1.1"),
+            ("libnvidia-gpucomp.so.1.1", "libnvidia-gpucomp.so.1.1"),
+        )
+    }
+    expected["/usr/lib64/libcuda.so.1.1"] = "/host/usr/lib64/libcuda.so.1.1"
+    expected["/usr/lib64/vdpau/libvdpau_nvidia.so.1.1"] = "/host/x/libvdpau_nvidia.so.1.1"
+    expected["/usr/lib64/vdpau/libvdpau_nvidia.so.1"] = "/host/x/libvdpau_nvidia.so.1.1"
     expected["/usr/bin/nvidia-smi"] = "/host/opt/nvidia-smi"
     expected["/etc/vulkan/icd.d/nvidia_icd.json"] = "/host/usr/share/vulkan/icd.d/nvidia_icd.json"
 
@@ -79,7 +83,7 @@ def test_a_directory_of_the_drivers_own_is_mounted_whole(tmp_path: Path, root: s
 
     found = by_place(mounts)
     assert found["/usr/local/nvidia"] == root
-    assert found["/usr/lib64/libcuda.so.1"] == f"{root}/lib64/libcuda.so.{VERSION}"
+    assert found[f"{DEBIAN}/libcuda.so.1"] == f"{root}/lib64/libcuda.so.{VERSION}"
     assert remark == DriverFilesFound(root, VERSION, 5, 2)
 
 
@@ -89,7 +93,7 @@ def test_a_whole_system_is_not_mounted(tmp_path: Path) -> None:
     mounts, _ = find_driver_mounts(config(), "", str(tmp_path))
 
     found = by_place(mounts)
-    assert found["/usr/lib64/libcuda.so.1"] == f"/run/nvidia/driver/lib64/libcuda.so.{VERSION}"
+    assert found[f"{DEBIAN}/libcuda.so.1"] == f"/run/nvidia/driver/lib64/libcuda.so.{VERSION}"
     assert "/run/nvidia/driver" not in found.values()
 
 
@@ -111,8 +115,18 @@ def test_both_directories_can_be_named(tmp_path: Path, roots: tuple[str, ...], s
 
     found = by_place(mounts)
     assert found["/opt/gpu"] == "/srv/driver"
-    assert found["/usr/lib64/libcuda.so.1"] == f"/srv/driver/lib64/libcuda.so.{VERSION}"
+    assert found[f"{DEBIAN}/libcuda.so.1"] == f"/srv/driver/lib64/libcuda.so.{VERSION}"
     assert remark == DriverFilesFound("/srv/driver", VERSION, 5, 2)
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_driver_in_a_root_of_its_own_is_where_the_host_has_it(tmp_path: Path, mounted: bool) -> None:
+    """Whether nvplug runs on the host or sees that root through a mount."""
+    lay(tmp_path / ("driver-root" if mounted else "run/nvidia/driver"))
+    mounts, remark = find_driver_mounts(config("--driver-root=/run/nvidia/driver"), "", str(tmp_path))
+
+    assert by_place(mounts)["/usr/lib64/libcuda.so.1"] == f"/run/nvidia/driver{DEBIAN}/libcuda.so.{VERSION}"
+    assert remark == DriverFilesFound("/run/nvidia/driver", VERSION, 5, 2)
 
 
 @pytest.mark.parametrize("named", [(), ("--direct-host-path=/srv/driver",)])

@@ -11,7 +11,8 @@ from _nvplug.config import Config
 from _nvplug.container import cdi_names
 from _nvplug.container.cdi_document import Device as Entry
 from _nvplug.container.cdi_document import DeviceNode, Document, Edits, Hook, Mount, compose
-from _nvplug.container.driver_files import DriverFile, DriverFiles
+from _nvplug.container.driver_files import DriverFiles
+from _nvplug.container.library_paths import LINKS, library_paths, stem_of
 from _nvplug.container.nodes import node_paths
 from _nvplug.resources import Device
 
@@ -30,14 +31,6 @@ CONTROL_NODES: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-u
 """What every GPU needs besides its own."""
 
 _MOUNTED: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
-
-# Files that programs open by names that no library says of itself: name, and what it leads to.
-_LINKS: Final = (
-    ("libcuda.so", "libcuda.so", "libcuda.so.1"),
-    ("libnvidia-allocator.so", "gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
-    ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
-    ("libGLX_nvidia.so", "libGLX_indirect.so.0", "libGLX_nvidia.so.{}"),
-)
 
 
 class CharacterDevice(NamedTuple):
@@ -212,7 +205,7 @@ def _common_edits(host: Host, config: Config) -> Edits:
         libraries = [(file.path, file.source) for file in files.libraries]
         made = tuple(_library_hooks(files, hooks))
     else:
-        libraries = [*_by_every_name(files, host.triplet)]
+        libraries = [*library_paths(files, host.triplet)]
         made = ()
     mounts = {path: Mount(_on_host(source, config), path, _MOUNTED) for path, source in libraries}
     for file in (*files.programs, *files.firmware, *files.graphics):
@@ -241,9 +234,9 @@ def _library_hooks(files: DriverFiles, hooks: Hooks) -> Iterator[Hook]:
     """By which the container's own dynamic loader learns of the libraries."""
     links = [
         f"{target.format(files.version)}::{posixpath.dirname(file.path)}/{name}"
-        for stem, name, target in _LINKS
+        for stem, name, target in LINKS
         for file in files.libraries
-        if _stem(file) == stem
+        if stem_of(file) == stem
     ]
     if links:
         yield from _hooks(hooks, "create-symlinks", *_each("--link", links))
@@ -252,31 +245,6 @@ def _library_hooks(files: DriverFiles, hooks: Hooks) -> Iterator[Hook]:
     folders = sorted({posixpath.dirname(file.path) for file in files.libraries})
     if folders:
         yield from _hooks(hooks, "update-ldcache", *_each("--folder", folders))
-
-
-def _by_every_name(files: DriverFiles, triplet: str) -> Iterator[tuple[str, str]]:
-    """Container paths of libraries under which a dynamic loader finds them that has not been told of them.
-
-    Without a hook nobody runs ldconfig, so a library must be mounted under each name that is asked for, and in a
-    directory where the loader looks anyway: the image's cache (/etc/ld.so.cache) does not have it. Which directory
-    that is depends on the image, which nobody knows here. So those of both families of distributions get it: under all
-    names where the host has it, under those that are asked for in the other. (A cache of our own, mounted over the
-    image's, would hide the image's libraries; LD_LIBRARY_PATH would take the place of the image's own.)
-    """
-    for file in files.libraries:
-        place, name = posixpath.split(file.path)
-        asked = dict.fromkeys([*file.names, *(link for stem, link, _ in _LINKS if stem == _stem(file))])
-        if posixpath.basename(place) == "vdpau":
-            # Not the loader's business: libvdpau looks there.
-            places = {place: [name, *asked]}
-        else:
-            ours, theirs = (f"/usr/lib/{triplet}", "/usr/lib64")
-            if place in {"/usr/lib64", "/lib64"}:
-                ours, theirs = place, ours
-            places = {ours: [name, *asked], theirs: [*asked] or [name]}
-        for where, names in places.items():
-            for each in names:
-                yield f"{where}/{each}", file.source
 
 
 def _hooks(hooks: Hooks | None, name: str, *arguments: str) -> Iterator[Hook]:
@@ -289,8 +257,3 @@ def _hooks(hooks: Hooks | None, name: str, *arguments: str) -> Iterator[Hook]:
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
-
-
-def _stem(file: DriverFile) -> str:
-    name = posixpath.basename(file.path)
-    return name[: name.find(".so") + 3]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from _nvplug.config import Config
 from _nvplug.container.cdi_names import GDRCOPY, GDS, MOFED
 
-__all__ = ["KINDS", "Extra", "find_extras", "find_imex_channels", "imex_path"]
+__all__ = ["KINDS", "Extra", "driver_seen", "find_extras", "find_imex_channels", "imex_path"]
 
 
 class Extra(NamedTuple):
@@ -46,16 +46,24 @@ def find_extras(config: Config, root: str = "/") -> tuple[Extra, ...]:
         root: the root of this process.
     """
     driver = f"{root.rstrip('/')}{config.driver_root_ctr_path}"
-    files = driver if os.path.isdir(driver) else root  # noqa: PTH112 - nothing is made of it
+    files = driver_seen(config, root)
     found = []
     for field, device_class, patterns, mounts in KINDS:
         if not getattr(config, field):
             continue
         nodes = tuple(path for pattern in patterns for path in _nodes(pattern, driver, root))
         if nodes:
-            there = tuple(path for path in mounts if os.path.exists(f"{files.rstrip('/')}{path}"))  # noqa: PTH110 - the same
+            there = tuple(path for path in mounts if os.path.exists(f"{files}{path}"))  # noqa: PTH110 - the same
             found.append(Extra(device_class, nodes, there))
     return tuple(found)
+
+
+def driver_seen(config: Config, root: str = "/") -> str:
+    """Where this process sees the driver's root, without a slash at the end: mounted, or as the host has it."""
+    base = root.rstrip("/")
+    mounted = f"{base}{config.driver_root_ctr_path}".rstrip("/")
+    # Outside a container, or in one that has the driver's files from a runtime.
+    return mounted if os.path.isdir(mounted or "/") else f"{base}{config.driver_root}".rstrip("/")  # noqa: PTH112
 
 
 def find_imex_channels(config: Config, root: str = "/") -> tuple[str, ...]:
