@@ -78,7 +78,8 @@ async def test_a_booted_host(containers: Containers, binary: Path) -> None:
         plugins, files = Path(scratch) / "k", Path(scratch) / "files"
         plugins.mkdir()
         files.mkdir()
-        (files / "nvplug.env").write_text(f"DEVICE_DISCOVERY_STRATEGY={MACHINE.partition('=')[2]}\n")
+        variables = f"DEVICE_DISCOVERY_STRATEGY={MACHINE.partition('=')[2]}\nDEVICE_LIST_STRATEGY=envvar,cdi-cri\n"
+        (files / "nvplug.env").write_text(variables)
         (files / "watchdog.conf").write_text("[Service]\nWatchdogSec=3\n")
         system = "/etc/systemd/system"
         mounts = {
@@ -126,5 +127,8 @@ async def test_a_booted_host(containers: Containers, binary: Path) -> None:
                 await host.await_that("ActiveState", "inactive")
                 assert await host.show("Result") == "success"
                 assert not kubelet.plugin_sockets()
+                # Pods that run may start again.
+                mode = await host.run("stat", "--format=%a", "/run/cdi/k8s.device-plugin.nvidia.com-gpu.json")
+                assert mode == "644"
         finally:
             containers.run("podman", "rm", "--force", "--time=0", name, under=CGROUP2)
