@@ -146,6 +146,16 @@ async def test_a_directory_that_cannot_be_written_to_holds_nothing_back_for_long
         assert len(task.said(DocumentNotWritten)) == 1
 
 
+async def test_what_is_not_offered_yet_is_no_trouble(tmp_path: Path) -> None:
+    """GPUs are known a moment before they are offered."""
+    async with running(Task(tmp_path)) as task:
+        task.hardware.set(Hardware(GPUS))
+        await trio.sleep(5 * PATIENT.look_again)
+
+        assert task.happenings == []
+        assert task.names() == []
+
+
 async def test_where_no_names_are_used_nothing_is_written(tmp_path: Path) -> None:
     """Every offer is handed on; a configuration that wants documents later gets them."""
     plain = Terms(replace(CDI, device_list_strategy=("envvar",)))

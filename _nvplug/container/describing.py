@@ -167,7 +167,8 @@ class _Describing:
 
     async def _renew(self, wanted: _Wanted) -> bool:
         """Brings the documents up to date, and says whether that went well."""
-        if not needs_documents(wanted.terms.config) or not wanted.hardware.gpus:
+        # Hardware is known a moment before what is offered of it.
+        if not needs_documents(wanted.terms.config) or not wanted.hardware.gpus or not wanted.offered:
             return True
         job = partial(_renew, self._directory, wanted, self._last, self._root)
         try:
