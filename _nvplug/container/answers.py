@@ -5,7 +5,7 @@ The strategies, which can be combined, and what they are for:
 - ``envvar``: NVIDIA's runtime reads NVIDIA_VISIBLE_DEVICES, and does the rest.
 - ``volume-mounts``: the same, told by mounts, which a pod cannot make up as it can the variable.
 - ``cdi-annotations``, ``cdi-cri``: the runtime looks up names in the node's CDI documents. As annotations for runtimes
-  that know CDI by these alone, as a field of the CRI for kubelets from 1.28 on.
+  that know CDI by these alone, as a field of the CRI for kubelets from 1.29 on.
 - ``direct``: nodes, libraries and programs themselves. No runtime has to know anything of NVIDIA.
 
 The first four give what NVIDIA's plugin gives, in its order; but each thing once, and the same for the same question.
