@@ -204,7 +204,7 @@ def resource_name(text: str) -> str:
     """
     name = text if "/" in text else f"nvidia.com/{text}"
     domain, _, part = name.partition("/")
-    if not _DOMAIN.fullmatch(domain) or len(domain) > _LONGEST_DOMAIN or domain.startswith("requests."):
+    if not DOMAIN.fullmatch(domain) or len(domain) > _LONGEST_DOMAIN or domain.startswith("requests."):
         raise ValueError(
             "before the slash stands a domain: lower-case letters, digits, '-' and '.', without requests. in front"
         )
@@ -219,7 +219,7 @@ def resource_name(text: str) -> str:
 
 # As "requests." and the domain, together, must be a DNS name.
 _LONGEST_DOMAIN: Final = 253 - len("requests.")
-_DOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+DOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PART: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 

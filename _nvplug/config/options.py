@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from _nvplug.config.model import HEALTH_SOCKET, KUBELET_SOCKET
+from _nvplug.config.model import DOMAIN, HEALTH_SOCKET, KUBELET_SOCKET
 
 __all__ = ["INERT", "OPTIONS", "Kind", "Option"]
 
@@ -138,12 +138,9 @@ def _directory_in_container(text: str) -> str:
 
 def _annotation_prefix(text: str) -> str:
     # NVIDIA's plugin takes anything. What is no domain is no annotation, and no runtime reads it.
-    if not _ANNOTATION_PREFIX.fullmatch(text):
+    if text[-1:] != "/" or not DOMAIN.fullmatch(text[:-1]):
         raise ValueError("it must be a domain with a slash behind it, such as cdi.k8s.io/")
     return text
-
-
-_ANNOTATION_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/", re.ASCII)
 
 
 def _socket(text: str) -> Path:

@@ -92,8 +92,8 @@ def _redundant(config: Config) -> Iterator[Happening]:
     if {"cdi-annotations", "cdi-cri"} <= {*config.device_list_strategy}:
         yield ConfigRedundant(
             "device-list-strategy",
-            "cdi-annotations and cdi-cri name the same devices to the container runtime twice: cdi-cri alone does with a"
-            " kubelet from 1.29 on, cdi-annotations alone with an older one",
+            "cdi-annotations and cdi-cri name the same devices to the container runtime twice: cdi-cri alone does with"
+            " a kubelet from 1.29 on, cdi-annotations alone with an older one",
         )
 
 

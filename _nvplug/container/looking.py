@@ -16,8 +16,10 @@ from _nvplug.latest import Latest
 
 __all__ = ["keep_terms"]
 
-# Seconds between two looks, where there is something to look for.
+# Seconds between two looks, where there is something to look for: while something is missed, and while nothing is. The
+# driver's files take 13 ms to find among 3,000 others.
 INTERVAL: Final = 5.0
+CALM: Final = 60.0
 
 # Seconds for the driver's file system to answer.
 ANSWERED_WITHIN: Final = 5.0
@@ -40,7 +42,7 @@ async def keep_terms(
         terms: by what answers are made.
         publish: told each remark once for as long as it holds.
         root: the root of this process.
-        interval: seconds between two looks.
+        interval: seconds between two looks, while something is missed.
     """
     # Of its own: a look that never returns takes no threads from others, and only one.
     lane = trio.CapacityLimiter(1)
@@ -62,7 +64,8 @@ async def keep_terms(
             if remark not in said:
                 publish(remark)
         said = {*remarks}
-        with trio.move_on_after(interval if needs_a_look(asked) else float("inf")):
+        missed = any(isinstance(remark, ConfigUnmet) for remark in remarks)
+        with trio.move_on_after((interval if missed else CALM) if needs_a_look(asked) else float("inf")):
             await _changed(hardware, config, versions)
 
 

@@ -96,21 +96,15 @@ class DeviceNodes:
 
     async def _make(self, missing: Sequence[str], gpus: Sequence[Gpu]) -> str:
         """Has nodes made; returns what is wrong, if anything is."""
-        program = next((f"/{place}/{_PROGRAM}" for place in _PLACES if self._can_run(place)), "")
-        if not program:
-            return f"there is no {_PROGRAM} in {self._root}"
         if self._lane.borrowed_tokens:
             return f"{_PROGRAM} has not returned"
-        commands = [[program, *words.split()[1:]] for words in _words(missing, gpus)]
+        work = partial(_run, _words(missing, gpus), self._root, self._within)
         with trio.move_on_after(self._within + 1):
             try:
-                return await hop(self._lane, partial(_run, commands, self._root, self._within))
+                return await hop(self._lane, work)
             except DriverError as error:
                 return str(error)
         return f"{_PROGRAM} has not returned within {self._within:g} s, and cannot be killed"
-
-    def _can_run(self, place: str) -> bool:
-        return os.access(f"{self._root}/{place}/{_PROGRAM}", os.X_OK)
 
 
 def _capabilities(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -133,9 +127,15 @@ def _words(missing: Sequence[str], gpus: Iterable[Gpu]) -> list[str]:
     return commands + [" ".join([_PROGRAM, *(f"-f {file}" for file in wanted)])] * bool(wanted)
 
 
-def _run(commands: Sequence[Sequence[str]], root: str, within: float) -> str:
+def _run(commands: Sequence[str], root: str, within: float) -> str:
     """Runs commands of the driver's root, with that as their root: the nodes are to be made where the driver is."""
-    for command in commands:
+    program = next(
+        (f"/{place}/{_PROGRAM}" for place in _PLACES if os.access(f"{root}/{place}/{_PROGRAM}", os.X_OK)), ""
+    )
+    if not program:
+        return f"there is no {_PROGRAM} in {root}"
+    for words in commands:
+        command = [program, *words.split()[1:]]
         try:
             done = subprocess.run(  # noqa: S603 - of the driver
                 command,
