@@ -174,6 +174,7 @@ def test_hooks_that_are_not_known_or_not_wanted_are_not_used() -> None:
         (DEBIAN, DEBIAN, "/usr/lib64"),
         ("/usr/lib64", "/usr/lib64", DEBIAN),
         ("/lib64", "/lib64", DEBIAN),
+        ("/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64"),
         (f"{DEBIAN}/nvidia/current", DEBIAN, "/usr/lib64"),
         ("/nix/store/x-nvidia/lib", DEBIAN, "/usr/lib64"),
     ],

@@ -133,6 +133,7 @@ def test_the_toolkit_is_the_one_that_exists(root: Path) -> None:
     write(root / "usr/bin/nvidia-ctk", "#!/bin/sh")
     assert find() == Hooks(TOOLKIT)
     assert find(nvidia_cdi_hook_path="/opt/hook") is None
+    assert find(nvidia_cdi_hook_path="") is None
     assert find(cdi_disable_hooks=("all",)) is None
     assert find(cdi_disable_hooks=("enable-cuda-compat",)) == Hooks(TOOLKIT, frozenset(HOOKS) - {"enable-cuda-compat"})
 

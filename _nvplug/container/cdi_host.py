@@ -15,6 +15,7 @@ from typing import Final
 from _nvplug.config import Config
 from _nvplug.container.cdi import CONTROL_NODES, HOOKS, CharacterDevice, Hooks, Host
 from _nvplug.container.driver_files import DriverFiles, find_driver_files
+from _nvplug.container.extras import driver_seen
 from _nvplug.container.nodes import node_paths
 from _nvplug.resources import Device
 
@@ -42,17 +43,16 @@ def look(
         further: paths of device nodes that are looked for besides.
         root: what stands in front of every path, for tests.
     """
-    mounted = root + config.driver_root_ctr_path
-    in_container = Path(mounted).is_dir()
-    # Outside a container the driver is where the host has it.
-    files = find_driver_files(mounted if in_container else root + config.driver_root, version)
+    seen = driver_seen(config, root)
+    files = find_driver_files(seen or "/", version)
     if "disable-ipc-discoverer" in config.cdi_feature_flags:
         files = files._replace(sockets=())
-    host_root: str | None = root or "/"
-    if in_container:
-        host_root = mounted if config.driver_root == "/" else None
+    in_container = seen == (root + config.driver_root_ctr_path).rstrip("/")
     # As with NVIDIA's plugin: a /dev in the driver's root is preferred to this process's own.
-    roots = [mounted, root + config.dev_root, root] if in_container else [root + config.dev_root, root]
+    roots = [seen, root] if in_container else [root + config.dev_root, root]
+    host_root: str | None = root
+    if in_container:
+        host_root = seen if config.driver_root == "/" else None
     displays = {device.gpu.pci: tuple(_displays(device.gpu.pci, root)) for device in devices if device.gpu.pci}
     paths = [*CONTROL_NODES, *(path for device in devices for path in node_paths(device))]
     paths += [*(path for each in displays.values() for path in each), *further]
@@ -105,9 +105,9 @@ def _hooks(config: Config, host_root: str | None) -> Hooks | None:
         host_root: where this process sees the host's root; None if it does not.
     """
     unwanted = frozenset(config.cdi_disable_hooks)
-    if "all" in unwanted:
-        return None
     asked = config.nvidia_cdi_hook_path
+    if "all" in unwanted or not asked.startswith("/"):
+        return None
     if host_root is None:
         # Whoever names another place than the usual one knows of a program there.
         return Hooks(asked, frozenset(HOOKS) - unwanted) if asked not in _TOOLKITS else None

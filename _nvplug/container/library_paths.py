@@ -49,6 +49,8 @@ def library_paths(files: DriverFiles, triplet: str) -> Iterator[tuple[str, str]]
             ours, theirs = (f"/usr/lib/{triplet}", "/usr/lib64")
             if place in {"/usr/lib64", "/lib64"}:
                 ours, theirs = place, ours
+            elif place == f"/lib/{triplet}":
+                ours = place
             places = {ours: [name, *asked], theirs: [*asked] or [name]}
         for where, names in places.items():
             for each in names:

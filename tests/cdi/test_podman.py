@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -98,12 +99,29 @@ class Host:
 def host() -> Generator[Host]:
     """Where this machine has what it takes."""
     # Not tmp_path: where paths are long, podman waits 20 s for the end of each container.
-    with tempfile.TemporaryDirectory(prefix="nvc") as directory:
+    directory = Path(tempfile.mkdtemp(prefix="nvc"))
+    try:
         try:
-            host = Host(Path(directory))
+            host = Host(directory)
         except MissingError as missing:
             lacking(str(missing))
         yield host
+    finally:
+        remove(directory)
+
+
+def remove(directory: Path) -> None:
+    """Removes all of it, when what podman leaves behind to clean up has done so."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            shutil.rmtree(directory)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def named(host: Host, prefix: str) -> str:
