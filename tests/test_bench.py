@@ -204,7 +204,7 @@ def test_it_measures_nvplug_beside_another_plugin(scratch: Path) -> None:
     assert done.returncode == 0, done.stderr
     for figure in (figure for trial in TRIALS for figure in trial.figures):
         words = re.split(r" {2,}", rows[figure.name])
-        assert re.fullmatch(r"[\d.]+ [mMBs/]+!?( \([\d.]+ [mMBs/]+!?\))?", words[1]), done.stdout
+        assert re.fullmatch(r"[\d.]+ [mMBs/%]+!?( \([\d.]+ [mMBs/%]+!?\))?", words[1]), done.stdout
         assert len(words) == 4
     assert re.search(r"\d x$", rows["start to devices listed"])
     assert re.search(r"UNIMPLEMENTED +-$", rows["GetPreferredAllocation, p50"])

@@ -14,7 +14,13 @@ from _nvplug.drivers.machines import find_machine
 from _nvplug.errors import ListTooLongError
 from _nvplug.hardware import Gpu
 from _nvplug.kubelet.api import v1beta1
-from _nvplug.kubelet.wire import LIST_LIMIT, ListEncoder, container_response
+from _nvplug.kubelet.wire import (
+    LIST_LIMIT,
+    ListEncoder,
+    container_response,
+    encoded_preferences,
+    preferences_asked,
+)
 from _nvplug.resources import Device
 
 MACHINE = find_machine("8xH100")
@@ -119,3 +125,59 @@ def test_an_answer_holds_what_the_container_is_given() -> None:
     ]
     assert read.annotations == {"prefix/key": "value"}
     assert [each.name for each in read.cdi_devices] == ["v/c=b", "v/c=a"]
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=200)
+requests = st.builds(
+    v1beta1.PreferredAllocationRequest,
+    container_requests=st.lists(
+        st.builds(
+            v1beta1.ContainerPreferredAllocationRequest,
+            available_deviceIDs=st.lists(texts, max_size=4),
+            must_include_deviceIDs=st.lists(texts, max_size=4),
+            allocation_size=st.integers(-(2**31), 2**31 - 1) | st.integers(0, 200),
+        ),
+        max_size=3,
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_a_request_for_preferences_is_read_as_betterproto_reads_it(request: v1beta1.PreferredAllocationRequest) -> None:
+    """If it is read at all, which it is where ids and size are those of kubelets."""
+    read = preferences_asked(bytes(request))
+    each = request.container_requests
+    usual = all(0 <= one.allocation_size < 128 for one in each) and all(
+        len(name.encode()) < 128 for one in each for name in (*one.available_deviceIDs, *one.must_include_deviceIDs)
+    )
+
+    assert read == request if usual else read in (None, request)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), requests)
+def test_what_is_no_such_request_is_left_to_betterproto(
+    data: st.DataObject, request: v1beta1.PreferredAllocationRequest
+) -> None:
+    """Bytes that were cut, changed or made up are not read, or read to the same."""
+    encoded = bytearray(bytes(request))
+    for _ in range(data.draw(st.integers(0, 3))):
+        if encoded:
+            encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(encoded[: data.draw(st.integers(0, len(encoded)))])
+    for content in (bytes(encoded), cut, data.draw(st.binary(max_size=12))):
+        read = preferences_asked(content)
+        if read is not None:
+            assert read == v1beta1.PreferredAllocationRequest.parse(content)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(texts, max_size=5), max_size=3))
+def test_preferences_are_encoded_as_betterproto_encodes_them(containers: list[list[str]]) -> None:
+    """Byte for byte."""
+    response = v1beta1.PreferredAllocationResponse(
+        container_responses=[v1beta1.ContainerPreferredAllocationResponse(device_i_ds=ids) for ids in containers]
+    )
+
+    assert encoded_preferences(response) == bytes(response)

@@ -38,7 +38,7 @@ from _nvplug.kubelet.api.v1beta1 import (
 )
 from _nvplug.kubelet.client import plugin_options
 from _nvplug.kubelet.connections import Connection, Connections
-from _nvplug.kubelet.wire import container_response
+from _nvplug.kubelet.wire import container_response, encoded_preferences, preferences_asked
 from _nvplug.latest import Latest
 from _nvplug.resources import Resource
 
@@ -283,18 +283,21 @@ def _well_formed(parts: Sequence[T], kind: type[T]) -> Sequence[T]:
 
 
 class _Codec(CodecBase):
-    """Messages of betterproto2, and lists that are encoded already."""
+    """Messages of betterproto2, but for those that may be long: lists, and requests for a preference."""
 
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         if isinstance(message, Listing):
             return message.encoded
+        if isinstance(message, PreferredAllocationResponse):
+            return encoded_preferences(message)
         assert isinstance(message, message_type)
         return bytes(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
+        asked = preferences_asked(data) if message_type is PreferredAllocationRequest else None
         try:
-            return message_type.parse(data)
+            return asked or message_type.parse(data)
         except (ValueError, EOFError) as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}") from None

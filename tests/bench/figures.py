@@ -11,6 +11,7 @@ __all__ = [
     "CPU",
     "MEGABYTES",
     "MILLISECONDS",
+    "PERCENT",
     "Column",
     "Figure",
     "Missed",
@@ -36,6 +37,7 @@ class Unit:
 
 MILLISECONDS: Final = Unit("ms", 1e3)
 MEGABYTES: Final = Unit("MB", 1e-6)
+PERCENT: Final = Unit("%", 1e2)
 CPU: Final = Unit("ms/s", 1e3)
 """CPU time in each second of real time."""
 

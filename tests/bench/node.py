@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -126,23 +127,40 @@ class Node:
         self.started = 0.0
         self._command = command
         self._environment = environment
+        self._config = log.with_name("config.json")
+        self._shape = (GPUS, 1)
         self._log = log
         self._process: trio.Process | None = None
 
-    async def ready(self) -> None:
+    async def ready(self, gpus: int = GPUS, replicas: int = 1, *, patience: float = PATIENCE) -> None:
         """Sees to it that the plugin runs and all its devices are allocatable; if not, everything is started anew.
+
+        Args:
+            gpus: how many the driver shows.
+            replicas: how often each is offered, by a configuration file that CONFIG_FILE names.
+            patience: how long a fresh start may take, in seconds.
 
         Raises:
             PluginError: it is not ready after a fresh start either.
+            MissedError: the same, where it is about another number than the usual one.
         """
-        if self._running() and self.kubelet.allocatable() == GPUS:
+        shape, devices = (gpus, replicas), gpus * replicas
+        if self._running() and self._shape == shape and self.kubelet.allocatable() == devices:
             return
         await self.kill()
+        self._shape = shape
+        self.control.gpus(gpus)
         await self.kubelet.restart()
         await self.start()
+
+        async def back() -> float:
+            return await self.kubelet.await_back(devices, after=self.started, timeout=math.inf)
+
         try:
-            await self.back(self.started)
+            await self.in_time(back, patience)
         except MissedError as error:
+            if shape != (GPUS, 1):
+                raise MissedError(f"no {devices} devices") from None
             tail = self.log()[-2000:]
             raise PluginError(
                 f"{self.plugin.name} has not listed {GPUS} healthy devices after its start: {error}\n{tail}"
@@ -155,6 +173,11 @@ class Node:
 
     async def start(self) -> None:
         """Makes the plugin's process."""
+        environment = dict(self._environment)
+        if self._shape[1] > 1:
+            shared = {"name": "nvidia.com/gpu", "replicas": self._shape[1]}
+            self._config.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": {"resources": [shared]}}}))
+            environment["CONFIG_FILE"] = str(self._config)
         with self._log.open("wb") as log:
             self.started = time.monotonic()
             self._process = await trio.lowlevel.open_process(
@@ -162,7 +185,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=environment,
                 # A session of its own, by which all that it starts is found.
                 start_new_session=True,
             )
@@ -209,7 +232,7 @@ class Node:
         """
         return await self.in_time(lambda: self.kubelet.await_back(GPUS, after=after, timeout=math.inf))
 
-    async def in_time(self, wait: Callable[[], Awaitable[T]]) -> T:
+    async def in_time(self, wait: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> T:
         """Waits for what the plugin is to do.
 
         Raises:
@@ -226,13 +249,13 @@ class Node:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            with trio.move_on_after(PATIENCE):
+            with trio.move_on_after(patience):
                 came.append(await wait())
             nursery.cancel_scope.cancel()
         if came:
             return came[0]
         code = process.poll()
-        raise MissedError(f"not within {PATIENCE:g} s" if code is None else f"exited with {code}")
+        raise MissedError(f"not within {patience:g} s" if code is None else f"exited with {code}")
 
     def _running(self) -> trio.Process | None:
         return None if self._process is None or self._process.poll() is not None else self._process

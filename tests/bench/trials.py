@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import trio
-from peer.kubelet import GPU, CallError, DeviceList, Kubelet
+from peer.kubelet import CallError, DeviceList, Kubelet
 
 from bench.figures import CPU, MEGABYTES, MILLISECONDS, Figure, Sample, percentile
 from bench.node import GPUS, MissedError, Node
+from bench.placing import EVERY_SIZE, GAPS, every_size, gaps, preferred
 from bench.processes import cpu_seconds, memory
 
 __all__ = ["NORMAL", "QUICK", "TRIALS", "Pace", "Samples", "Trial", "schedule"]
@@ -33,6 +34,8 @@ class Pace:
         idle: how long CPU time is counted.
         calls: how many calls a latency is made of.
         lives: how many restarts in a row.
+        sizes: how many calls for each number of devices.
+        patience: how long a plugin has to offer another number of devices.
         repeat: whether trials have all their runs, or one.
     """
 
@@ -43,11 +46,17 @@ class Pace:
     idle: float
     calls: int
     lives: int
+    sizes: int
+    patience: float
     repeat: bool
 
 
-NORMAL: Final = Pace(down=1.0, mute=2.0, refused=6.0, quiet=6.0, idle=10.0, calls=500, lives=20, repeat=True)
-QUICK: Final = Pace(down=0.5, mute=0.5, refused=0.5, quiet=0.5, idle=0.5, calls=20, lives=5, repeat=False)
+NORMAL: Final = Pace(
+    down=1.0, mute=2.0, refused=6.0, quiet=6.0, idle=10.0, calls=500, lives=20, sizes=9, patience=10.0, repeat=True
+)
+QUICK: Final = Pace(
+    down=0.5, mute=0.5, refused=0.5, quiet=0.5, idle=0.5, calls=20, lives=5, sizes=1, patience=2.5, repeat=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +171,7 @@ async def allocate(kubelet: Kubelet, ids: tuple[str, ...]) -> float:
 
 async def prefer(kubelet: Kubelet, ids: tuple[str, ...]) -> float:
     """Four of eight."""
-    # Kubelet.preferred returns the ids only. By the test's clock a call would take half a millisecond more.
-    arguments: dict[str, Any] = {
-        "resource": GPU,
-        "available": list(ids),
-        "must_include": [],
-        "size": 4,
-        "timeout": 10.0,
-    }
-    return float((await kubelet._ask("preferred", **arguments))["seconds"])  # noqa: SLF001
+    return await preferred(kubelet, ids, 4)
 
 
 def trouble(
@@ -309,6 +310,11 @@ TRIALS: Final[Sequence[Trial]] = (
     Trial((IDLE, RESIDENT, PROPORTIONAL), idle, 2, together=True),
     calls("Allocate", allocate, 3),
     calls("GetPreferredAllocation", prefer, 3),
+    *(
+        Trial((figure,), partial(every_size, gpus=gpus, replicas=replicas), 1)
+        for (gpus, replicas), figure in EVERY_SIZE.items()
+    ),
+    Trial((GAPS,), gaps, 1),
     Trial((REPORTED,), report_xid, 2),
     Trial((STOPPED,), stop, 5),
 )
