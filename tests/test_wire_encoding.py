@@ -148,7 +148,7 @@ def test_a_request_for_preferences_is_read_as_betterproto_reads_it(request: v1be
     """If it is read at all, which it is where ids and size are those of kubelets."""
     read = preferences_asked(bytes(request))
     each = request.container_requests
-    usual = all(0 <= one.allocation_size < 128 for one in each) and all(
+    usual = all(one.allocation_size >= 0 for one in each) and all(
         len(name.encode()) < 128 for one in each for name in (*one.available_deviceIDs, *one.must_include_deviceIDs)
     )
 

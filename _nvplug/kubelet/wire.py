@@ -106,12 +106,15 @@ def _container_asked(data: bytes, at: int, end: int) -> ContainerPreferredAlloca
     size = 0
     while at < end - 1:
         tag, length = data[at], data[at + 1]
-        at += 2
-        if length > 127 or tag not in (_FIRST, _SECOND, _THIRD):
-            return None
         if tag == _THIRD:
-            size = length
+            size, at = _varint(data[:end], at + 1)
+            # What is negative, or wrong, has more digits.
+            if size >= 1 << 31:
+                return None
             continue
+        at += 2
+        if length > 127 or tag not in (_FIRST, _SECOND):
+            return None
         try:
             ids[tag].append(data[at : at + length].decode())
         except UnicodeDecodeError:
@@ -126,13 +129,13 @@ def _container_asked(data: bytes, at: int, end: int) -> ContainerPreferredAlloca
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends; too large to be a length where it does not."""
+    """The number that begins there, and where it ends; where it does not end, it is too large for what is meant."""
     number = 0
     for place in range(at, len(data)):
         number |= (data[place] & 127) << 7 * (place - at)
         if data[place] < 128:
             return number, place + 1
-    return len(data) + 1, len(data)
+    return 1 << 63, len(data)
 
 
 def encoded_preferences(response: PreferredAllocationResponse) -> bytes:

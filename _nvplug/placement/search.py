@@ -15,8 +15,8 @@ from _nvplug.placement.bandwidth import Layout, breakage
 
 __all__ = ["search"]
 
-STEPS: Final = 10_000
-"""How many sums are looked at to grow sets: 4 ms' worth. There is one for each GPU whenever one is added to a set."""
+STEPS: Final = 4_000
+"""How many sums are looked at to grow sets: 2 ms' worth. There is one for each GPU whenever one is added to a set."""
 
 COMPARED: Final = 5
 """For how many of the fastest sets that were found the best set is sought among the rest."""
