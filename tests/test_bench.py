@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -31,7 +32,9 @@ from bench.figures import (
     worst,
 )
 from bench.processes import cpu_seconds, family, memory
+from bench.soak import Row, grown
 from bench.trials import TRIALS, schedule
+from nvml.standin import NOT_SUPPORTED, Control
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -157,6 +160,49 @@ def test_cpu_time_is_known_to_less_than_a_tick() -> None:
         pass
 
     assert cpu_seconds(os.getpid()) - before == pytest.approx(time.process_time() - mine, abs=0.002)
+
+
+def test_growth_is_seen_against_the_same_trouble() -> None:
+    """Threads, files and memory after the last round, against the first; a little is no matter, and nor is another."""
+
+    def row(trouble: str, threads: int, resident: int) -> Row:
+        return Row(0.0, trouble, threads, 20, resident, 0.0, 0)
+
+    rows = [row("a", 4, 40 << 20), row("b", 40, 40 << 20), row("a", 5, 41 << 20), row("b", 90, 60 << 20)]
+
+    assert grown(rows, ["a", "c"]) == []
+    assert [each.partition(":")[0] for each in grown(rows, ["a", "b"])] == ["threads after 'b'", "resident after 'b'"]
+
+
+def test_what_a_driver_answers_is_noted(tmp_path: Path) -> None:
+    """Every question that nvplug asks is answered or refused in the notes, each with its time, and they are JSON."""
+    control = Control(tmp_path, gpus=2)
+    control.install()
+    control.gpu(0, action=0, rows="0 1")
+    done = subprocess.run(
+        [sys.executable, "tests/bench/real_gpu.py", "--root", str(control.root)],
+        cwd=ROOT,
+        env={**os.environ, **control.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    notes = json.loads(done.stdout)
+    first, second = (gpu["questions"] for gpu in notes["gpus"])
+
+    assert notes["driver"] == "570.86.15"
+    assert first["nvmlDeviceGetRemappedRows()"]["answer"] == [0, 0, 1, 0]
+    assert second["nvmlDeviceGetRemappedRows()"]["error"] == NOT_SUPPORTED
+    assert all("ms" in answer for answer in (*first.values(), *second.values()))
+    assert notes["gpus"][0]["checkup"]["remap_pending"] is True
+    asked = {name.partition("(")[0] for name in first}
+    assert {name for name in control.calls() if name.startswith("nvmlDeviceGet")} <= {
+        *(f"{name}{version}" for name in asked for version in ("", "_v2", "_v3")),
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetTopologyCommonAncestor",
+    }
 
 
 def quick(peer: str, scratch: Path) -> subprocess.CompletedProcess[str]:

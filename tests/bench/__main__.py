@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
@@ -24,6 +26,8 @@ from bench.soak import soak
 from bench.trials import NORMAL, QUICK, TRIALS, Pace, Trial, schedule
 
 __all__: list[str] = []
+
+T = TypeVar("T")
 
 PEER = f"""\
 what a peer must be:
@@ -57,12 +61,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.soak:
         with tempfile.TemporaryDirectory(prefix="nvb") as scratch:
-            return trio.run(soak, Path(scratch), NVPLUG, options.soak)
+            return trio.run(until_told, partial(soak, Path(scratch), NVPLUG, options.soak), 1)
     pace = QUICK if options.quick else NORMAL
     plugins = [NVPLUG, peer(options.peer)] if options.peer else [NVPLUG]
     columns: list[dict[Figure, list[Sample]]] = []
     try:
-        columns = trio.run(measure_until_told, plugins, pace)
+        columns = trio.run(until_told, partial(measure, plugins, pace), columns)
     except* PluginError as group:
         sys.stderr.write(f"{_only(group)}\n")
     if not columns:
@@ -73,9 +77,9 @@ def main() -> int:
     return int(any(isinstance(sample, Missed) for samples in columns[0].values() for sample in samples))
 
 
-async def measure_until_told(plugins: Sequence[Plugin], pace: Pace) -> list[dict[Figure, list[Sample]]]:
-    """The same as :func:`measure`, and nothing if SIGINT or SIGTERM comes: plugins would outlive this process."""
-    columns: list[dict[Figure, list[Sample]]] = []
+async def until_told(work: Callable[[], Awaitable[T]], otherwise: T) -> T:
+    """What the work returns, and ``otherwise`` if SIGINT or SIGTERM comes: plugins would outlive this process."""
+    made = otherwise
     async with trio.open_nursery() as nursery:
 
         async def wait_for_signal() -> None:
@@ -84,9 +88,9 @@ async def measure_until_told(plugins: Sequence[Plugin], pace: Pace) -> list[dict
                     nursery.cancel_scope.cancel()
 
         nursery.start_soon(wait_for_signal)
-        columns = await measure(plugins, pace)
+        made = await work()
         nursery.cancel_scope.cancel()
-    return columns
+    return made
 
 
 async def measure(plugins: Sequence[Plugin], pace: Pace) -> list[dict[Figure, list[Sample]]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
+from peer.kubelet import KubeletError
 
 from bench.node import GPUS, MissedError, Node, Plugin, node_in
 from bench.processes import cpu_seconds, memory
@@ -144,8 +145,12 @@ async def soak(scratch: Path, plugin: Plugin, minutes: float) -> int:
         while time.monotonic() < end:
             for name, make in TROUBLES.items():
                 # Another GPU each time, so that none flaps.
-                await make(node, turn % GPUS)
-                await node.kubelet.await_allocatable(GPUS, timeout=_BACK)
+                try:
+                    await make(node, turn % GPUS)
+                    await node.kubelet.await_allocatable(GPUS, timeout=_BACK)
+                except (KubeletError, MissedError) as error:
+                    sys.stdout.write(f"{name}: {error}\n{node.log()[-4000:]}")
+                    return 1
                 # Idle threads end after ten seconds.
                 await trio.sleep(12)
                 turn += 1
