@@ -9,6 +9,7 @@ from __future__ import annotations
 from kubelet.build import VERSIONS
 from kubelet.mutant import Edit, Fall, Mutant
 from kubelet.mutants_of_answers import MUTANTS_OF_ANSWERS
+from kubelet.mutants_of_resources import MUTANTS_OF_RESOURCES
 
 __all__ = ["MUTANTS"]
 
@@ -399,4 +400,5 @@ MUTANTS = (
         (Fall("several::two_resources_at_once", "in sockets(kubelet)"),),
     ),
     *MUTANTS_OF_ANSWERS,
+    *MUTANTS_OF_RESOURCES,
 )
