@@ -33,7 +33,7 @@ int main(int count, char **words)
         fprintf(stderr, "modprobe: FATAL:\nModule nvidia-uvm not found\n");
         return 3;
     }
-    for (int index = 1; index < count; index++) {
+    for (int index = 1; index < count && access("/idle", F_OK); index++) {
         if (strcmp(words[index], "-u") == 0) {
             touch("/dev/nvidia-uvm");
             touch("/dev/nvidia-uvm-tools");

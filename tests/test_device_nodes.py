@@ -156,6 +156,15 @@ async def test_a_failure_is_told_in_its_own_words(equipped: Host) -> None:
 
 
 @pytest.mark.process
+async def test_success_is_judged_by_the_nodes(equipped: Host) -> None:
+    """Not by the status of the program."""
+    (equipped.root / "idle").touch()
+    await equipped.nodes().look([GPU], 1)
+
+    assert equipped.missing.reason == "nvidia-modprobe ended well, and they are not there"
+
+
+@pytest.mark.process
 async def test_a_program_that_hangs_is_ended(equipped: Host) -> None:
     """And holds up nothing for longer than its time."""
     (equipped.root / "hang").touch()

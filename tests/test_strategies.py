@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _nvplug.config import Config, read_config
@@ -201,7 +201,7 @@ TABLE: Final[dict[str, tuple[Sequence[Device], NodeFacts, Sequence[str], dict[st
     ),
     "direct": (
         WHOLE,
-        replace(EVERYTHING, imex_channels=(), extras=()),
+        EVERYTHING._replace(imex_channels=(), extras=()),
         ("--device-list-strategy=direct",),
         {
             "device_nodes": nodes(*CONTROL, "/dev/nvidia10", "/dev/nvidia12"),
@@ -262,6 +262,7 @@ def merged(answers: Sequence[ContainerEdits]) -> ContainerEdits:
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=",".join)
 @given(devices=some_devices, flags=some_flags)
+@settings(max_examples=25)
 def test_strategies_combine(combination: tuple[str, ...], devices: list[Device], flags: set[str]) -> None:
     """Several give what each of them gives, in whatever order they are named."""
     asked = config("--device-list-strategy", ",".join(combination), *flags)

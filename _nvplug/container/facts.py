@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from _nvplug.config import Config
 from _nvplug.container.edits import Mount
@@ -14,8 +14,7 @@ from _nvplug.hardware import Hardware
 __all__ = ["NodeFacts", "Terms", "gather", "needs_a_look"]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(NamedTuple):
     """As of the last look.
 
     Attributes:
@@ -31,8 +30,7 @@ class NodeFacts:
     remarks: tuple[Happening, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """By what answers are made.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -55,10 +54,10 @@ async def keep_terms(
             after, remarks = Terms(asked, facts, seen), facts.remarks
         else:
             # What was known stands: a file system that hangs takes no GPU away that was there before.
-            after, remarks = replace(before, hardware=seen if before.hardware else None), (_LATE,)
+            after, remarks = before._replace(hardware=seen if before.hardware else None), (_LATE,)
         # Nor does a channel. A container that cannot be served as it must be is refused by itself.
         if before.hardware is None and not after.met:
-            after = replace(after, hardware=None)
+            after = after._replace(hardware=None)
         terms.set(after)
         for remark in remarks:
             if remark not in said:

@@ -78,8 +78,9 @@ class DeviceNodes:
                 self._ledger.publish(DeviceNodesMade(",".join(made)))
             missing = self._missing(gpus, count)
         if missing:
+            reason = self._trouble or f"{_PROGRAM} ended well, and they are not there"
             remedy = f"make them at every boot, before the kubelet starts: {'; '.join(_words(missing, gpus))}"
-            self._ledger.say("device nodes", DeviceNodesMissing(",".join(missing), self._trouble, remedy))
+            self._ledger.say("device nodes", DeviceNodesMissing(",".join(missing), reason, remedy))
         else:
             self._ledger.forget("device nodes")
         self._missed = missing
