@@ -109,7 +109,7 @@ def test_the_demo_tells_all_of_its_story_and_leaves_nothing(scratch: Path) -> No
         ("kubelet/api/v1beta1/__init__.py", "    health:", "    state:"),
         ("kubelet/api/v1beta1/__init__.py", "    devices_ids:", "    device_ids:"),
         ("kubelet/api/v1beta1/__init__.py", "    resource_name:", "    resource:"),
-        ("container.py", '"NVIDIA_VISIBLE_DEVICES"', '"VISIBLE_DEVICES"'),
+        ("container/answers.py", '"NVIDIA_VISIBLE_DEVICES"', '"VISIBLE_DEVICES"'),
     ],
 )
 def test_the_demo_fails_when_a_field_has_another_name(scratch: Path, file: str, old: str, new: str) -> None:
