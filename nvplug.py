@@ -88,6 +88,10 @@ def run(arguments: Sequence[str]) -> int:
     # Signals wait until somebody listens. Otherwise one during the start would end the process with the wrong status,
     # and the first process of a container would not notice it at all.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGHUP})
+    # When nobody listens any more they do nothing: worker threads do not block them, and one would end the process with
+    # the wrong status. (Not ignored yet, or those that wait would be dropped.)
+    for each in (*STOP_SIGNALS, signal.SIGHUP):
+        signal.signal(each, do_nothing)
     # What is imported is there to stay. To look for garbage among it takes a fifteenth of the time of a start.
     gc.disable()
     import trio
@@ -102,6 +106,9 @@ def run(arguments: Sequence[str]) -> int:
     driver = driver_for(settings.config)
     set_up_logging()
     trio.run(serve, driver, settings, read, service)
+    # A handler of ours would be taken away before the last threads are.
+    for each in (*STOP_SIGNALS, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
     return 0
 
 
@@ -167,6 +174,10 @@ async def serve(
         nursery.start_soon(keep_registered, described, plan, terms, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")
+
+
+def do_nothing(_number: int, _frame: object) -> None:
+    """Handles a signal that is of no concern any more."""
 
 
 async def wait_for_signal(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
