@@ -159,7 +159,6 @@ async def serve(
         forget=asked.forget_health,
     )
     keep_node = functools.partial(keep_terms, hardware, config, terms, publish)
-    keep_documents = functools.partial(keep_described, hardware, offer, terms, described, publish)
     # The loop is around the nursery: streams are ended and sockets removed while the tasks are being cancelled.
     async with open_loop(), trio.open_nursery() as nursery:
         await nursery.start(wait_for_signal, nursery.cancel_scope)
@@ -169,8 +168,8 @@ async def serve(
         nursery.start_soon(again, "the driver", keep_health, name="driver")
         nursery.start_soon(again, "the look at the node", keep_node, name="container")
         nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
-        nursery.start_soon(keep_plan, hardware, plan, name="placement")
-        nursery.start_soon(again, "the CDI documents", keep_documents, name="cdi")
+        nursery.start_soon(again, "the placement plan", functools.partial(keep_plan, hardware, plan), name="placement")
+        nursery.start_soon(keep_described, hardware, offer, terms, described, publish, name="cdi")
         nursery.start_soon(keep_registered, described, plan, terms, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")

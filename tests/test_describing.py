@@ -19,7 +19,14 @@ from _nvplug.config import Config
 from _nvplug.container.cdi_files import read_document
 from _nvplug.container.describing import Pace, keep_described
 from _nvplug.container.facts import Terms
-from _nvplug.happenings import DevicesNotDescribed, DocumentNotWritten, DocumentRemoved, DocumentWritten, Happening
+from _nvplug.happenings import (
+    DevicesNotDescribed,
+    DocumentNotWritten,
+    DocumentRemoved,
+    DocumentWritten,
+    Happening,
+    Publish,
+)
 from _nvplug.hardware import Gpu, Hardware
 from _nvplug.latest import Latest
 from _nvplug.resources import Device, Offer, Resource
@@ -77,7 +84,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def running(task: Task, pace: Pace = PATIENT) -> AsyncGenerator[Task, None]:
+async def running(task: Task, pace: Pace = PATIENT, publish: Publish | None = None) -> AsyncGenerator[Task, None]:
     """Runs it for as long as the block."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
@@ -86,7 +93,7 @@ async def running(task: Task, pace: Pace = PATIENT) -> AsyncGenerator[Task, None
                 task.offer,
                 task.terms,
                 task.described,
-                task.happenings.append,
+                publish or task.happenings.append,
                 directory=str(task.directory),
                 root=str(task.root),
                 pace=pace,
@@ -154,6 +161,23 @@ async def test_what_is_not_offered_yet_is_no_trouble(tmp_path: Path) -> None:
 
         assert task.happenings == []
         assert task.names() == []
+
+
+async def test_a_fault_in_what_makes_documents_holds_no_news_back(tmp_path: Path) -> None:
+    """Health is handed on, devices are offered, and documents are not taken away for it."""
+
+    def faulty(happening: Happening) -> None:
+        if isinstance(happening, DocumentWritten):
+            raise ZeroDivisionError("a bug")
+
+    task = Task(tmp_path, terms=Latest(Terms(replace(CDI, cdi_remove_at_exit=True))))
+    async with running(task, publish=faulty):
+        task.show(2)
+        await task.hands_on(offer_of(2))
+        task.offer.set(offer_of(2, "XID 79"))
+        await task.hands_on(offer_of(2, "XID 79"))
+
+        assert task.names() == ["GPU-0", "0", "GPU-1", "1", "all"]
 
 
 async def test_where_no_names_are_used_nothing_is_written(tmp_path: Path) -> None:

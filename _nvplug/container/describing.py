@@ -16,6 +16,7 @@ from _nvplug.happenings import DevicesNotDescribed, DocumentNotWritten, Document
 from _nvplug.hardware import Hardware
 from _nvplug.latest import Latest
 from _nvplug.resources import Offer
+from _nvplug.supervise import again
 
 if TYPE_CHECKING:
     from _nvplug.container.cdi_document import Document
@@ -123,10 +124,9 @@ class _Describing:
             async with trio.open_nursery() as nursery:
                 for follow in (self._hardware.follow, self._offer.follow, self._terms.follow):
                     nursery.start_soon(follow, self._take)
-                await self._keep()
+                # Apart from handing on: a fault in what makes documents must not hold back the news of a broken GPU.
+                nursery.start_soon(again, "what keeps CDI documents", self._keep)
         finally:
-            # If this task has a fault, GPUs must not be held back by it.
-            self._described.set(self._offer.value)
             config = self._terms.value.config
             if config.cdi_remove_at_exit and needs_documents(config):
                 with trio.CancelScope(shield=True), trio.move_on_after(self._pace.removal):
@@ -146,24 +146,29 @@ class _Describing:
     async def _keep(self) -> None:
         done: _Wanted | None = None
         delay, at, held_until = self._pace.retry, -math.inf, math.inf
-        while True:
-            self._news = trio.Event()
-            wanted = _Wanted(self._hardware.value, self._offer.value.uuids, self._terms.value)
-            if not self._hand_on() and held_until == math.inf:
-                held_until = trio.current_time() + self._pace.patience
-            if wanted != done or trio.current_time() >= at:
-                written = await self._renew(wanted)
-                if written:
-                    delay = self._pace.look_again
-                else:
-                    delay = self._pace.retry if wanted != done else min(2 * delay, self._pace.look_again)
-                done, at = wanted, trio.current_time() + delay
-            if trio.current_time() >= held_until:
-                self._waived |= self._offer.value.uuids
-            if self._hand_on():
-                held_until = math.inf
-            with trio.move_on_at(min(at, held_until)):
-                await self._news.wait()
+        try:
+            while True:
+                self._news = trio.Event()
+                wanted = _Wanted(self._hardware.value, self._offer.value.uuids, self._terms.value)
+                if not self._hand_on() and held_until == math.inf:
+                    held_until = trio.current_time() + self._pace.patience
+                if wanted != done or trio.current_time() >= at:
+                    written = await self._renew(wanted)
+                    if written:
+                        delay = self._pace.look_again
+                    else:
+                        delay = self._pace.retry if wanted != done else min(2 * delay, self._pace.look_again)
+                    done, at = wanted, trio.current_time() + delay
+                if trio.current_time() >= held_until:
+                    self._waived |= self._offer.value.uuids
+                if self._hand_on():
+                    held_until = math.inf
+                with trio.move_on_at(min(at, held_until)):
+                    await self._news.wait()
+        finally:
+            # Devices that come while this does not run wait for the next run; these do not.
+            self._waived |= self._offer.value.uuids
+            self._hand_on()
 
     async def _renew(self, wanted: _Wanted) -> bool:
         """Brings the documents up to date, and says whether that went well."""
