@@ -21,8 +21,8 @@ from node import GPUS, MACHINE, Node, node_in
 from peer.kubelet import CallError, kubelet_in
 from peer.program import program
 
+from _nvplug.drivers.description import simulate
 from _nvplug.drivers.machines import find_machine
-from _nvplug.drivers.simulated import simulate
 from _nvplug.errors import UnusableDeviceError
 from _nvplug.hardware import Hardware
 from _nvplug.health import Health, Verdict

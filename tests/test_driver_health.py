@@ -4,80 +4,43 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pynvml
 import pytest
 import trio
+from nvml.driven import QUICK, UNKNOWN, Driven, let_move
 from nvml.standin import NOT_SUPPORTED, Control, refuse_soname
 from nvml.waiting import loaded, open_files, until
 
 from _nvplug import happenings
-from _nvplug.drivers.nvml import NvmlDriver, Pace
-from _nvplug.happenings import Happening
-from _nvplug.hardware import Hardware
+from _nvplug.drivers.nvml import Pace
 from _nvplug.health import Health, health_policy, watch
 from _nvplug.health.policy import Damping
 from _nvplug.latest import Latest
 
 pytestmark = pytest.mark.process
 
-H = TypeVar("H", bound=Happening)
-
-UNKNOWN = 999
-
-# Short enough for tests, long enough for a busy machine.
-QUICK = Pace(
-    settle=0.0,
-    patience=0.5,
-    sweep=0.05,
-    late=0.01,
-    attach=0.2,
-    retry_first=0.02,
-    retry_last=0.1,
-    events_first=0.02,
-    events_last=0.2,
-    slice=0.05,
-    silence=0.5,
-    after_event=0.02,
-    trial_first=0.1,
-    trial_last=0.2,
-)
+PACE = replace(QUICK, silence=0.5, after_event=0.02, trial_first=0.1, trial_last=0.2)
 
 
-class Ward:
+class Ward(Driven):
     """A driver that runs, and the health that is made of what it reports."""
 
     def __init__(self, control: Control, tmp_path: Path) -> None:
-        self.control = control
-        self.dev = tmp_path / "dev"
-        self.dev.mkdir()
-        self.hardware = Latest(Hardware())
+        super().__init__(control, tmp_path)
         self.health = Latest(Health())
-        self.said: list[Happening] = []
 
-    async def play(self, *, pace: Pace = QUICK, disable: str = "", enable: str = "") -> None:
+    async def play(self, *, pace: Pace = PACE, disable: str = "", enable: str = "") -> None:
         """The driver task."""
-        driver = NvmlDriver(
-            str(self.control.root),
-            dev=str(self.dev),
-            sysfs=str(self.control.sysfs),
-            library_path="",
-            pace=pace,
-        )
         # Nobody waits ten seconds in a test.
         policy = replace(health_policy(disable, enable), damping=Damping(quiet=0.1, falls=100))
-        await watch(driver, self.hardware, self.health, self.said.append, policy=Latest(policy))
+        await watch(self.driver(pace), self.hardware, self.health, self.said.append, policy=Latest(policy))
 
     def reason(self, index: int) -> str:
         """Why a GPU is unhealthy; "" if it is not."""
         uuid = f"GPU-00000000-0000-4000-8000-{index:012}"
         verdict = self.health.value.of(uuid)
         return verdict.reason if verdict else ""
-
-    def all_said(self, kind: type[H]) -> list[H]:
-        """All of one kind."""
-        return [one for one in self.said if isinstance(one, kind)]
 
     async def rounds(self, count: int = 3) -> None:
         """Waits until all GPUs that answer were looked at so often."""
@@ -89,9 +52,7 @@ class Ward:
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     """A driver of three GPUs that know the recovery action."""
     refuse_soname(monkeypatch)
-    control = Control(tmp_path, gpus=3)
-    for name, value in control.environment.items():
-        monkeypatch.setenv(name, value)
+    control = let_move(Control(tmp_path, gpus=3), monkeypatch)
     for index in range(3):
         control.plug(index)
         control.gpu(index, action=0, rows="0 0")
@@ -267,7 +228,7 @@ async def test_lost_and_found(ward: Ward, nursery: trio.Nursery) -> None:
 async def test_the_only_gpu(ward: Ward, nursery: trio.Nursery) -> None:
     """A node whose only GPU is let go of goes on trying it, and holds nothing meanwhile."""
     ward.control.gpus(1)
-    nursery.start_soon(lambda: ward.play(pace=replace(QUICK, trial_first=0.3, trial_last=0.3)))
+    nursery.start_soon(lambda: ward.play(pace=replace(PACE, trial_first=0.3, trial_last=0.3)))
     await until(lambda: ward.hardware.value.gpus)
     ward.control.lose(0)
     await until(lambda: ward.all_said(happenings.GpuReleased))
@@ -306,7 +267,7 @@ async def test_a_gpu_is_added_while_another_is_gone(ward: Ward, nursery: trio.Nu
 
 async def test_a_flood_of_harmless_errors(ward: Ward, nursery: trio.Nursery) -> None:
     """Programs that fail all the time cause no line, no verdict, and few looks."""
-    nursery.start_soon(lambda: ward.play(pace=replace(QUICK, sweep=60, silence=60, after_event=1)))
+    nursery.start_soon(lambda: ward.play(pace=replace(PACE, sweep=60, silence=60, after_event=1)))
     await until(lambda: ward.hardware.value.gpus)
     before = ward.control.calls()["nvmlDeviceGetUUID"]
     for _ in range(200):
@@ -334,7 +295,8 @@ async def test_silent(ward: Ward, nursery: trio.Nursery) -> None:
     await until(lambda: not ward.reason(1))
 
     assert reasons == ["", "it has not answered for 0.5 s"]
-    assert [one.index for one in ward.all_said(happenings.GpuLate)] == [1]
+    # On a busy machine others are late for a moment, too.
+    assert [one.index for one in ward.all_said(happenings.GpuLate)].count(1) == 1
     assert threading.active_count() <= threads + 2
 
 
@@ -418,7 +380,7 @@ async def test_a_gpu_that_is_plugged_in(ward: Ward, nursery: trio.Nursery) -> No
 
 async def test_nothing_is_held_of_a_gpu_that_waits_for_a_reset(ward: Ward, nursery: trio.Nursery) -> None:
     """XID 95 with GPU_RESET: neither device file nor registration is held, the others are heard; reset, it returns."""
-    nursery.start_soon(lambda: ward.play(pace=replace(QUICK, trial_first=60, trial_last=60)))
+    nursery.start_soon(lambda: ward.play(pace=replace(PACE, trial_first=60, trial_last=60)))
     await until(lambda: ward.hardware.value.gpus)
     await ward.rounds()
     before = ward.control.attached()

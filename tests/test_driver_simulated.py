@@ -13,8 +13,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from _nvplug.drivers.description import decode, simulate
 from _nvplug.drivers.machines import find_machine
-from _nvplug.drivers.simulated import SimulatedDriver, SimulatedFile, decode, parse_simulated, simulate
+from _nvplug.drivers.simulated import SimulatedDriver, SimulatedFile, parse_simulated
 from _nvplug.errors import OptionError
 from _nvplug.happenings import DriverFound, DriverTrouble
 from _nvplug.hardware import Fault, Hardware, Link, PciPath, Restored, Xid
@@ -24,7 +25,7 @@ from _nvplug.mig import profile_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from _nvplug.drivers.simulated import Simulation
+    from _nvplug.drivers.description import Simulation
     from _nvplug.happenings import Happening
     from _nvplug.hardware import GpuEvent
 

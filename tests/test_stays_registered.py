@@ -21,8 +21,8 @@ from peer.program import program
 
 from _nvplug.config import read_config
 from _nvplug.container.facts import Terms
+from _nvplug.drivers.description import simulate
 from _nvplug.drivers.machines import find_machine
-from _nvplug.drivers.simulated import simulate
 from _nvplug.health import Health
 from _nvplug.kubelet.loop import open_loop
 from _nvplug.kubelet.registrar import keep_registered

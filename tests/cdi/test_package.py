@@ -18,7 +18,7 @@ from _nvplug.container import cdi_names, edits_for
 from _nvplug.container.cdi_files import renew
 from _nvplug.container.extras import Extra
 from _nvplug.container.facts import NodeFacts, Terms
-from _nvplug.drivers.simulated import decode
+from _nvplug.drivers.description import decode
 from _nvplug.health import Health
 from _nvplug.resources import Offer, next_offer
 
