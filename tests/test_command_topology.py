@@ -92,6 +92,15 @@ def test_pairs_and_switches_are_drawn() -> None:
     assert "{ }: share a host bridge" in lines
 
 
+def test_a_link_that_one_end_does_not_see_is_drawn() -> None:
+    """The matrix has what each end says; the island is there all the same."""
+    node = joined("X NV1/PHB", "PHB X", numa="01")
+    lines = drawn(Hardware(node.gpus, node.links), Health()).splitlines()
+
+    assert lines[1:5] == ["  0    - |  NV1", "---------+-----", "  1  PHB |    -", ""]
+    assert lines[5] == "NVLink  0 1: 1 NVLink"
+
+
 def test_what_cannot_be_drawn_is_said() -> None:
     """No GPU, or no links."""
     assert drawn(Hardware(), Health()) == "There is no GPU.\n"

@@ -161,6 +161,17 @@ def test_whole_gpus_are_placed_as_whole_though_others_are_shared() -> None:
     assert len(preferred(mixed, [*available, "7::1"], [], 8, DGX_1.plan())) == 8
 
 
+def test_what_is_broken_is_not_in_use() -> None:
+    """Nor is it given while anything else is left: a NUMA node with a broken GPU is no busier than another."""
+    resource = shared(DGX_1, 2)
+    devices = (replace(device, trouble="XID 79" * (device.gpu.index == 0)) for device in resource.devices)
+    resource = replace(resource, devices=tuple(devices))
+    left = free(resource)
+
+    assert preferred(resource, left, [], 1, DGX_1.plan()) == ("1::0",)
+    assert preferred(resource, ["0::0", "5::1"], [], 2, DGX_1.plan()) == ("5::1", "0::0")
+
+
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.sampled_from(POLICIES), st.booleans())
 def test_a_preference_is_whole(

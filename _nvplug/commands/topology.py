@@ -25,7 +25,7 @@ _PATHS = {
     PciPath.HOST_BRIDGE: ("PHB", "through the PCIe host bridge"),
     PciPath.NUMA_NODE: ("NODE", "through the NUMA node"),
     PciPath.SYSTEM: ("SYS", "from one socket to another"),
-    PciPath.UNKNOWN: ("?", "nobody knows"),
+    PciPath.UNKNOWN: ("?", "not known"),
 }
 
 # What stands around GPUs that are as near as this.
@@ -86,7 +86,12 @@ def _islands(hardware: Hardware) -> list[str]:
 
 def _island(hardware: Hardware, places: Sequence[int]) -> str:
     gpus, links = hardware.gpus, hardware.links
-    pairs = {(one, other): links[one][other] for one, other in combinations(places, 2) if links[one][other].nvlinks}
+    # The better of both directions: one end may be unreadable.
+    ways = {
+        (one, other): max(links[one][other], links[other][one], key=lambda way: way.nvlinks)
+        for one, other in combinations(places, 2)
+    }
+    pairs = {pair: way for pair, way in ways.items() if way.nvlinks}
     groups = _complete(places, pairs)
     names = " + ".join(_names(gpus[place] for place in group) for group in groups)
     if all(way.switched for way in pairs.values()):
@@ -96,7 +101,8 @@ def _island(hardware: Hardware, places: Sequence[int]) -> str:
         return f"{names}: {', '.join([f'{usual} NVLinks each into NVSwitches', *fewer])}"
     between = [(pair, way) for pair, way in pairs.items() if not any({*pair} <= {*group} for group in groups)]
     counts = sorted({way.nvlinks for pair, way in pairs.items() if (pair, way) not in between})
-    text = f"{names}: {' or '.join(map(str, counts))} NVLinks{' each to each' if len(places) > 2 else ''}"
+    number = f"{' or '.join(map(str, counts))} NVLink{'' if counts == [1] else 's'}"
+    text = f"{names}: {number}{' each to each' if len(places) > 2 else ''}"
     crossing = [f"{gpus[one].index}-{gpus[other].index} {way.nvlinks}" for (one, other), way in between]
     return f"{text}; from one to the other: {', '.join(crossing)}" if crossing else text
 

@@ -90,7 +90,7 @@ def preferences_asked(data: bytes) -> PreferredAllocationRequest | None:
     while at < len(data):
         if data[at] != _FIRST:
             return None
-        length, at = _varint(data, at + 1)
+        length, at = _varint(data, at + 1, len(data))
         container = _container_asked(data, at, at + length)
         if container is None:
             return None
@@ -107,7 +107,7 @@ def _container_asked(data: bytes, at: int, end: int) -> ContainerPreferredAlloca
     while at < end - 1:
         tag, length = data[at], data[at + 1]
         if tag == _THIRD:
-            size, at = _varint(data[:end], at + 1)
+            size, at = _varint(data, at + 1, end)
             # What is negative, or wrong, has more digits.
             if size >= 1 << 31:
                 return None
@@ -128,14 +128,15 @@ def _container_asked(data: bytes, at: int, end: int) -> ContainerPreferredAlloca
     )
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """The number that begins there, and where it ends; where it does not end, it is too large for what is meant."""
     number = 0
-    for place in range(at, len(data)):
+    # Ten bytes are the most that one has.
+    for place in range(at, min(end, at + 10)):
         number |= (data[place] & 127) << 7 * (place - at)
         if data[place] < 128:
             return number, place + 1
-    return 1 << 63, len(data)
+    return 1 << 63, end
 
 
 def encoded_preferences(response: PreferredAllocationResponse) -> bytes:

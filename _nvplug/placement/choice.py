@@ -29,7 +29,8 @@ def preferred(
       one that leaves the fewest with a rest of free GPUs;
     - of equals, the first in index order.
 
-    Replicas and MIG devices are spread or packed by the rules in replicas.py.
+    Replicas and MIG devices are spread or packed by the rules in replicas.py. What has broken since the kubelet was
+    told, and what is not offered any more, is advised only where nothing else is left.
 
     Args:
         resource: what is offered now.
@@ -48,8 +49,8 @@ def preferred(
         if any(device.replica is not None or device.mig for device in known):
             order = in_turn(resource.devices, plan.layout, resource.policy, candidates, set(chosen))
         else:
-            order = [*_best(resource, candidates, chosen, size, plan), *(device.id for device in known)]
-        # What is not offered any more is advised only where nothing else is left.
+            order = _best(resource, candidates, chosen, size, plan)
+        order += [device.id for device in sorted(known, key=lambda device: not device.healthy)]
         for device_id in [*order, *sorted(candidates.difference(order))]:
             if len(chosen) >= size:
                 break
@@ -61,7 +62,7 @@ class Question(NamedTuple):
     """Which GPUs; sets as in `Layout`.
 
     Attributes:
-        free: those to choose from, the required ones among them.
+        free: those to choose from, the required ones among them; of the others those that are well.
         required: those that must be chosen.
         size: how many in all.
         parts: NVLink islands and NUMA nodes, as far as they are offered and well.
@@ -82,11 +83,11 @@ def question(
         bit = layout.bit.get(device.gpu.uuid, 0)
         if device.id in required:
             must |= bit
-        elif device.id in available:
+        elif device.id in available and device.healthy:
             free |= bit
         if device.healthy:
             offered |= bit
-    offered |= free | must
+    offered |= must
     parts = (part & offered for part in (*layout.islands, *layout.nodes))
     elsewhere = len(required) - must.bit_count()
     return Question(free | must, must, size - elsewhere, tuple(part for part in parts if part.bit_count() > 1))
@@ -95,9 +96,12 @@ def question(
 def _best(
     resource: Resource, available: Collection[str], required: Collection[str], size: int, plan: Plan
 ) -> list[str]:
-    """The best whole GPUs, in index order; none where there is no choice."""
+    """The best whole GPUs, in index order."""
     asked = question(resource, available, required, size, plan.layout)
-    if not asked.required.bit_count() < asked.size < asked.free.bit_count():
-        return []
-    members = plan.table.best(*asked) if plan.table else search(plan.layout, *asked)
+    if asked.size >= asked.free.bit_count():
+        members = asked.free
+    elif asked.size <= asked.required.bit_count():
+        members = asked.required
+    else:
+        members = plan.table.best(*asked) if plan.table else search(plan.layout, *asked)
     return [device.id for device in resource.devices if plan.layout.bit.get(device.gpu.uuid, 0) & members]

@@ -43,7 +43,9 @@ async def keep_plan(hardware: Latest[Hardware], plan: Latest[Plan]) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hardware.follow, lambda node: wiring.set(_wiring(node)))
+        version = 0
         while True:
+            await wiring.newer_than(version)
             version = wiring.version
             layout = await run(layout_of, *wiring.value)
             plan.set(Plan(layout))
@@ -52,7 +54,6 @@ async def keep_plan(hardware: Latest[Hardware], plan: Latest[Plan]) -> None:
                     await wiring.newer_than(version)
             if wiring.version == version and 0 < len(layout.uuids) <= MOST:
                 plan.set(Plan(layout, await run(Table, layout)))
-            await wiring.newer_than(version)
 
 
 def _wiring(node: Hardware) -> tuple[Sequence[Gpu], Sequence[Sequence[Link]]]:

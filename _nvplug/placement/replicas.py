@@ -32,7 +32,7 @@ __all__ = ["in_turn"]
 def in_turn(
     devices: Iterable[Device], layout: Layout, policy: str, available: set[str], required: set[str]
 ) -> list[str]:
-    """The available ids that are not required, in the order in which one container is to be given them.
+    """The ids that are available, well and not required, in the order in which one container is to be given them.
 
     Args:
         devices: of the resource, in index order.
@@ -45,7 +45,7 @@ def in_turn(
     for device in devices:
         gpu = gpus.get(device.gpu.uuid)
         if gpu is None:
-            gpu = gpus[device.gpu.uuid] = _Gpu(device.gpu.uuid, len(gpus), device.gpu.numa)
+            gpu = gpus[device.gpu.uuid] = _Gpu(device.gpu.uuid, device.gpu.numa)
         gpu.take_in(device, available, required)
     keyed = []
     for rank, gpu in enumerate(_one_each(list(gpus.values()), layout, policy)):
@@ -58,11 +58,10 @@ def in_turn(
 
 
 class _Gpu:
-    """A GPU, what of it is in use, and what is not."""
+    """A GPU: what of it is in use, and what is not. What is not well is neither."""
 
-    def __init__(self, uuid: str, index: int, numa: int | None) -> None:
+    def __init__(self, uuid: str, numa: int | None) -> None:
         self.uuid = uuid
-        self.index = index
         self.numa = numa
         self.used = 0
         self.mine = 0
@@ -70,14 +69,18 @@ class _Gpu:
         self._free: dict[str, list[str]] = {}
 
     def take_in(self, device: Device, available: set[str], required: set[str]) -> None:
-        part = device.uuid
-        free = self._free.setdefault(part, [])
-        if device.id in available and device.id not in required:
-            free.append(device.id)
-            return
-        self.used += 1
-        self.mine += device.id in required
-        self._used[part] = self._used.get(part, 0) + 1
+        mine = device.id in required
+        if mine or (device.healthy and device.id not in available):
+            self.used += 1
+            self.mine += mine
+            self._used[device.uuid] = self._used.get(device.uuid, 0) + 1
+        elif device.healthy:
+            self._free.setdefault(device.uuid, []).append(device.id)
+
+    @property
+    def has_free(self) -> bool:
+        """Whether anything of it can be taken."""
+        return bool(self._free)
 
     def claim(self, policy: str) -> tuple[int, int]:
         """What this GPU's place in the order begins with."""
@@ -91,19 +94,16 @@ class _Gpu:
 
     def free(self, policy: str) -> list[str]:
         """What is not in use, in the order in which it is to be taken."""
-        if len(self._free) == 1:
-            return next(iter(self._free.values()))
         keyed = []
         for place, (part, ids) in enumerate(self._free.items()):
             used = self._used.get(part, 0)
             for turn, device_id in enumerate(ids):
-                key = (-used, place, turn) if policy == "packed" else (used + turn, place, turn)
-                keyed.append((key, device_id))
-        return [device_id for _, device_id in sorted(keyed)]
+                keyed.append((-used if policy == "packed" else used + turn, place, turn, device_id))
+        return [device_id for *_, device_id in sorted(keyed)]
 
 
 def _one_each(gpus: list[_Gpu], layout: Layout, policy: str) -> list[_Gpu]:
-    """The order in which the GPUs would be taken, if each were taken once."""
+    """The order in which the GPUs that have something free would be taken, if each were taken once."""
     places = {uuid: place for place, uuid in enumerate(layout.uuids)}
     if not all(gpu.uuid in places for gpu in gpus):
         return gpus
@@ -116,7 +116,7 @@ def _one_each(gpus: list[_Gpu], layout: Layout, policy: str) -> list[_Gpu]:
             near = list(map(add, near, weights[places[gpu.uuid]]))
     sign = -1 if policy == "packed" else 1
     ordered = []
-    left = list(gpus)
+    left = [gpu for gpu in gpus if gpu.has_free]
     while left:
         gpu = min(left, key=lambda each: (*each.claim(policy), -near[places[each.uuid]], sign * on_node[each.numa]))
         left.remove(gpu)

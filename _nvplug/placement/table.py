@@ -23,7 +23,7 @@ __all__ = ["MOST", "Ranking", "Table"]
 MOST: Final = 16
 """The most GPUs that there is a table for."""
 
-
+# From digits to what compress() takes.
 _TRUTH: Final = bytes.maketrans(b"01", b"\0\1")
 
 
@@ -94,7 +94,8 @@ class Ranking(NamedTuple):
 class Table:
     """All sets of the GPUs of a layout, of which there may be `MOST`.
 
-    It takes 0.6 ms and 10 kB to make for 8 GPUs, and 60 ms and 0.4 MB for 16, on a core of 2 GHz.
+    To make one takes a millisecond for 8 GPUs, and 0.1 s and 4 MB for 16, of which 1.5 MB are kept. An answer takes
+    0.1 ms, and 2 ms at worst.
     """
 
     def __init__(self, layout: Layout) -> None:
