@@ -41,9 +41,8 @@ class _Job:
         self.is_done = True
 
     def fail(self, error: DriverError) -> None:
-        """Instead, if it could not be done."""
-        if not self.is_done:
-            self.trouble, self.is_done = error, True
+        """Instead, where there is no thread for it."""
+        self.trouble, self.is_done = error, True
 
     def tell(self) -> None:
         """In the Trio thread: whoever waits for it goes on, if it is done."""
@@ -117,8 +116,8 @@ class Crew:
                 await over.wait()
             for job in jobs:
                 job.tell()
-            while (job_left := _taken(waiting)) is not None:
-                nursery.start_soon(self._in_thread, deque([job_left]), (job_left,))
+            while (left := _taken(waiting)) is not None:
+                nursery.start_soon(self._in_thread, deque([left]), (left,))
 
     async def _in_thread(self, waiting: deque[_Job], jobs: tuple[_Job, ...]) -> None:
         """Does what waits, in one thread; others may take of it meanwhile."""

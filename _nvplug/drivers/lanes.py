@@ -39,8 +39,8 @@ class Pace:
         retry_last: see there.
         events_first: before the second attempt to hear events; doubles up to ``events_last``.
         events_last: see there.
-        slice: after which the thread that waits for events looks up, to see whether it is still wanted. Each time it
-            does costs as much as all else it does in a second.
+        slice: after which the thread that waits for events looks up, to see whether it is still wanted. That is most
+            of what an idle process does besides looking at GPUs.
         glance: the same, until events that were lost are known to be heard again.
         silence: for a GPU to answer, before that is called a fault of it.
         after_event: between two looks at all GPUs that events ask for.

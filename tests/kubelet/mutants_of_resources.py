@@ -21,7 +21,7 @@ MUTANTS_OF_RESOURCES = (
                 "        return self._offer.value.resources[0]\n",
             ),
         ),
-        (Fall("own_resources::two_resources_by_product", "await serving(kubelet, plugin)"),),
+        (Fall("own_resources::two_resources_by_product", "async with two_resources("),),
     ),
     Mutant(
         "the trouble of one is the trouble of all",

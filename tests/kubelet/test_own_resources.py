@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from peer.program import Program
@@ -28,22 +30,32 @@ def socket_of(kubelet: DeviceManager, word: str) -> Path:
     return found
 
 
-async def serving(kubelet: DeviceManager, plugin: Program) -> None:
-    """Waits until both are allocatable, and nvplug has said so."""
-    await kubelet.await_allocatable(SMALL, 6)
-    await kubelet.await_allocatable(LARGE, 2)
-    for resource in (SMALL, LARGE):
-        await plugin.wait_for_line(f"registered resource={resource}")
+class Node(NamedTuple):
+    """A kubelet with both resources, and the files by which they are changed."""
+
+    kubelet: DeviceManager
+    plugin: Program
+    gpus: Path
+    config: Path
 
 
-async def test_two_resources_by_product(kdm: Path, directory: Path) -> None:
-    """Each is allocatable, given, broken, lost and ended for itself; and both are back after a kubelet's crash."""
+@asynccontextmanager
+async def two_resources(kdm: Path, directory: Path) -> AsyncGenerator[Node, None]:
+    """Both are allocatable, and nvplug has said so."""
     gpus, config = directory.with_name("gpus.json"), directory.with_name("config.yaml")
     write(gpus, NODE)
     config.write_text(NAMES)
     async with running(kdm, directory) as kubelet, nvplug(kubelet, gpus, f"--config-file={config}") as plugin:
-        await serving(kubelet, plugin)
+        await kubelet.await_allocatable(SMALL, 6)
+        await kubelet.await_allocatable(LARGE, 2)
+        for resource in (SMALL, LARGE):
+            await plugin.wait_for_line(f"registered resource={resource}")
+        yield Node(kubelet, plugin, gpus, config)
 
+
+async def test_two_resources_by_product(kdm: Path, directory: Path) -> None:
+    """Each is allocatable, given, broken, lost and ended for itself; and both are back after a kubelet's crash."""
+    async with two_resources(kdm, directory) as (kubelet, plugin, gpus, _):
         assert (await kubelet.status()).capacity == {SMALL: 6, LARGE: 2}
         assert set((await kubelet.admit("one", {LARGE: 2}))["main"].device_ids[LARGE]) == {*UUIDS[6:]}
         assert set((await kubelet.admit("other", {SMALL: 5}))["main"].device_ids[SMALL]) < {*UUIDS[:6]}
@@ -65,11 +77,7 @@ async def test_two_resources_by_product(kdm: Path, directory: Path) -> None:
 
 async def test_one_socket_deleted(kdm: Path, directory: Path) -> None:
     """That resource registers anew, and the other is not touched."""
-    gpus, config = directory.with_name("gpus.json"), directory.with_name("config.yaml")
-    write(gpus, NODE)
-    config.write_text(NAMES)
-    async with running(kdm, directory) as kubelet, nvplug(kubelet, gpus, f"--config-file={config}") as plugin:
-        await serving(kubelet, plugin)
+    async with two_resources(kdm, directory) as (kubelet, plugin, _, _):
         kept, deleted = socket_of(kubelet, "small"), socket_of(kubelet, "large")
         lines = len(plugin.lines)
         deleted.unlink()
@@ -83,11 +91,7 @@ async def test_one_socket_deleted(kdm: Path, directory: Path) -> None:
 
 async def test_an_edit_of_one_resource(kdm: Path, directory: Path) -> None:
     """It is shared, then renamed; the other keeps its socket, its registration and its list, and hears of nothing."""
-    gpus, config = directory.with_name("gpus.json"), directory.with_name("config.yaml")
-    write(gpus, NODE)
-    config.write_text(NAMES)
-    async with running(kdm, directory) as kubelet, nvplug(kubelet, gpus, f"--config-file={config}") as plugin:
-        await serving(kubelet, plugin)
+    async with two_resources(kdm, directory) as (kubelet, plugin, _, config):
         kept, lines = socket_of(kubelet, "small"), len(plugin.lines)
 
         config.write_text(NAMES + f"sharing: {{timeSlicing: {{resources: [{{name: {LARGE}, replicas: 4}}]}}}}\n")
