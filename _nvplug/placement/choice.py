@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from _nvplug.placement.bandwidth import Layout
@@ -44,17 +44,22 @@ def preferred(
     """
     chosen = dict.fromkeys(required)
     candidates = set(available)
-    if len(chosen) < size:
+
+    def wishes() -> Iterator[str]:
         known = [device for device in resource.devices if device.id in candidates or device.id in chosen]
         if any(device.replica is not None or device.mig for device in known):
-            order = in_turn(resource.devices, plan.layout, resource.policy, candidates, set(chosen))
+            yield from in_turn(resource.devices, plan.layout, resource.policy, candidates, set(chosen))
         else:
-            order = _best(resource, candidates, chosen, size, plan)
-        order += [device.id for device in sorted(known, key=lambda device: not device.healthy)]
-        for device_id in [*order, *sorted(candidates.difference(order))]:
+            yield from _best(resource, candidates, chosen.keys(), size, plan)
+        yield from (device.id for device in known if device.healthy)
+        yield from (device.id for device in known if not device.healthy)
+        yield from sorted(candidates)
+
+    if len(chosen) < size:
+        for device_id in wishes():
+            chosen[device_id] = None
             if len(chosen) >= size:
                 break
-            chosen[device_id] = None
     return tuple(chosen)
 
 

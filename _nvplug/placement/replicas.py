@@ -46,7 +46,17 @@ def in_turn(
         gpu = gpus.get(device.gpu.uuid)
         if gpu is None:
             gpu = gpus[device.gpu.uuid] = _Gpu(device.gpu.uuid, device.gpu.numa)
-        gpu.take_in(device, available, required)
+        # There may be a thousand of them, and everybody waits.
+        part = device.mig.index if device.mig else 0
+        if device.id in required:
+            gpu.mine += 1
+            gpu.count(part)
+        elif device.trouble:
+            continue
+        elif device.id in available:
+            gpu.parts.setdefault(part, []).append(device.id)
+        else:
+            gpu.count(part)
     keyed = []
     for rank, gpu in enumerate(_one_each(list(gpus.values()), layout, policy)):
         first, then = gpu.claim(policy)
@@ -58,29 +68,27 @@ def in_turn(
 
 
 class _Gpu:
-    """A GPU: what of it is in use, and what is not. What is not well is neither."""
+    """A GPU, and what of it is in use. What is not well is neither in use nor free.
+
+    Attributes:
+        uuid, numa: as in hardware.
+        used: how many of its devices are in use, those of this container counted.
+        mine: how many this container has.
+        parts: what is free, by MIG device; those of which nothing is free are left out.
+    """
 
     def __init__(self, uuid: str, numa: int | None) -> None:
         self.uuid = uuid
         self.numa = numa
         self.used = 0
         self.mine = 0
-        self._used: dict[str, int] = {}
-        self._free: dict[str, list[str]] = {}
+        self.parts: dict[int, list[str]] = {}
+        self._used: dict[int, int] = {}
 
-    def take_in(self, device: Device, available: set[str], required: set[str]) -> None:
-        mine = device.id in required
-        if mine or (device.healthy and device.id not in available):
-            self.used += 1
-            self.mine += mine
-            self._used[device.uuid] = self._used.get(device.uuid, 0) + 1
-        elif device.healthy:
-            self._free.setdefault(device.uuid, []).append(device.id)
-
-    @property
-    def has_free(self) -> bool:
-        """Whether anything of it can be taken."""
-        return bool(self._free)
+    def count(self, part: int) -> None:
+        """One more of this part is in use."""
+        self.used += 1
+        self._used[part] = self._used.get(part, 0) + 1
 
     def claim(self, policy: str) -> tuple[int, int]:
         """What this GPU's place in the order begins with."""
@@ -94,11 +102,13 @@ class _Gpu:
 
     def free(self, policy: str) -> list[str]:
         """What is not in use, in the order in which it is to be taken."""
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values()))
         keyed = []
-        for place, (part, ids) in enumerate(self._free.items()):
+        for part, ids in self.parts.items():
             used = self._used.get(part, 0)
             for turn, device_id in enumerate(ids):
-                keyed.append((-used if policy == "packed" else used + turn, place, turn, device_id))
+                keyed.append((-used if policy == "packed" else used + turn, part, turn, device_id))
         return [device_id for *_, device_id in sorted(keyed)]
 
 
@@ -116,7 +126,7 @@ def _one_each(gpus: list[_Gpu], layout: Layout, policy: str) -> list[_Gpu]:
             near = list(map(add, near, weights[places[gpu.uuid]]))
     sign = -1 if policy == "packed" else 1
     ordered = []
-    left = [gpu for gpu in gpus if gpu.has_free]
+    left = [gpu for gpu in gpus if gpu.parts]
     while left:
         gpu = min(left, key=lambda each: (*each.claim(policy), -near[places[each.uuid]], sign * on_node[each.numa]))
         left.remove(gpu)
