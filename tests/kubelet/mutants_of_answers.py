@@ -192,6 +192,12 @@ MUTANTS_OF_ANSWERS = (
         (Fall("devices::preferences_are_asked_for_and_obeyed", "assert [pod"),),
     ),
     Mutant(
+        "preferences come in index order",
+        "Nothing is made of what is known of the links: a pod's GPUs have no NVLinks to each other.",
+        (Edit(_REGISTRAR, "available, required, size, self._plan.value)", "available, required, size)"),),
+        (Fall("devices::preferences_are_asked_for_and_obeyed", "assert [pod"),),
+    ),
+    Mutant(
         "books are kept of what was allotted",
         "A device is refused to whoever comes second. The kubelet gives an init container's devices to the main one,"
         " and tells nobody when a pod has ended.",
