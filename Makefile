@@ -51,8 +51,8 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m 'not (slow or process or frozen or conformance or e2e)'
 
-bench: $(VENV)/dev
-	@$(BIN)/python -m tests.bench $(if $(PEER),--peer '$(PEER)')
+bench: $(VENV)/dev binary
+	@$(BIN)/python -m tests.bench --executable dist/nvplug $(if $(PEER),--peer '$(PEER)')
 
 # Hashes seeded and dates left out, so that the same commit gives the same bytes with the same Python, compiler and libc.
 binary: build-environment

@@ -21,7 +21,19 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.figures import Figure, Missed, Sample, table
-from bench.node import GPUS, NVPLUG, PATIENCE, MissedError, Node, Plugin, PluginError, namespace, node_in, peer
+from bench.node import (
+    GPUS,
+    NVPLUG,
+    PATIENCE,
+    MissedError,
+    Node,
+    Plugin,
+    PluginError,
+    frozen,
+    namespace,
+    node_in,
+    peer,
+)
 from bench.soak import soak
 from bench.trials import NORMAL, QUICK, TRIALS, Pace, Trial, schedule
 
@@ -53,6 +65,9 @@ def main() -> int:
     )
     parser.add_argument("--peer", metavar="COMMAND", help="another device plugin, measured beside nvplug")
     parser.add_argument(
+        "--executable", metavar="PATH", help="nvplug as `make binary` makes it, instead of that in the checkout"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="one run of each, and short waits: to try the benchmark itself"
     )
     parser.add_argument(
@@ -63,7 +78,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="nvb") as scratch:
             return trio.run(until_told, partial(soak, Path(scratch), NVPLUG, options.soak), 1)
     pace = QUICK if options.quick else NORMAL
-    plugins = [NVPLUG, peer(options.peer)] if options.peer else [NVPLUG]
+    nvplug = frozen(options.executable) if options.executable else NVPLUG
+    plugins = [nvplug, peer(options.peer)] if options.peer else [nvplug]
     columns: list[dict[Figure, list[Sample]]] = []
     try:
         columns = trio.run(until_told, partial(measure, plugins, pace), columns)

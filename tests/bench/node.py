@@ -21,9 +21,21 @@ from nvml.standin import Control
 from peer.kubelet import Kubelet, kubelet_in
 from peer.program import ROOT
 
-from bench.processes import family
+from bench.processes import cpu_seconds, family
 
-__all__ = ["GPUS", "NVPLUG", "PATIENCE", "MissedError", "Node", "Plugin", "PluginError", "namespace", "node_in", "peer"]
+__all__ = [
+    "GPUS",
+    "NVPLUG",
+    "PATIENCE",
+    "MissedError",
+    "Node",
+    "Plugin",
+    "PluginError",
+    "frozen",
+    "namespace",
+    "node_in",
+    "peer",
+]
 
 GPUS: Final = 8
 
@@ -45,13 +57,23 @@ class PluginError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A device plugin: what to call it, and the command that becomes it."""
+    """A device plugin: what to call it, the command that becomes it, and one that asks for its health, if any."""
 
     name: str
     command: tuple[str, ...]
+    health: tuple[str, ...] = ()
 
 
-NVPLUG: Final = Plugin("nvplug", (sys.executable, str(ROOT / "nvplug.py"), "run"))
+def _nvplug(*command: str) -> Plugin:
+    return Plugin("nvplug", (*command, "run"), (*command, "health"))
+
+
+NVPLUG: Final = _nvplug(sys.executable, str(ROOT / "nvplug.py"))
+
+
+def frozen(executable: str) -> Plugin:
+    """The executable, by its path."""
+    return _nvplug(str(Path(executable).resolve()))
 
 
 def peer(command: str) -> Plugin:
@@ -93,6 +115,7 @@ async def node_in(directory: Path, plugin: Plugin, *, in_namespace: bool) -> Asy
             **control.environment,
             "LD_LIBRARY_PATH": str(control.libraries),
             "KUBELET_SOCKET": str(seen_at),
+            "HEALTH_SOCKET": f"@nvplug-bench-{os.getpid()}-{plugin.name}",
         }
         node = Node(plugin, (*under, *plugin.command), environment, directory / "log", kubelet, control)
         try:
@@ -218,6 +241,27 @@ class Node:
     def log(self) -> str:
         """What the plugin has said since its start."""
         return self._log.read_text(errors="replace")
+
+    async def ask_for_health(self) -> float:
+        """Has the plugin asked for its health; returns the seconds of CPU that this took, on both sides.
+
+        Raises:
+            MissedError: it cannot be asked, or is not well.
+        """
+        process = self._running()
+        if process is None or not self.plugin.health:
+            raise MissedError("cannot be asked")
+        before = cpu_seconds(process.pid)
+        asking = os.posix_spawn(  # noqa: ASYNC221  # at once, and for the sake of wait4
+            self.plugin.health[0],
+            self.plugin.health,
+            self._environment,
+            file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+        )
+        _, status, used = await trio.to_thread.run_sync(os.wait4, asking, 0)
+        if status:
+            raise MissedError("not well")
+        return float(used.ru_utime + used.ru_stime) + cpu_seconds(process.pid) - before
 
     def processes(self) -> frozenset[int]:
         """The ids of the plugin's processes."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
 import trio
@@ -83,11 +84,13 @@ def schedule(trials: Sequence[Trial], *, repeat: bool) -> list[Trial]:
     return [trial for turn in range(rounds) for trial in trials if trial.runs > turn]
 
 
-STARTED: Final = Figure("start to devices listed", MILLISECONDS, 0.6)
+STARTED: Final = Figure("start to devices listed", MILLISECONDS, 0.35)
 STOPPED: Final = Figure("SIGTERM to exit", MILLISECONDS, 2.0)
 REPORTED: Final = Figure("XID event to unhealthy on the wire", MILLISECONDS, 0.1)
 RESIDENT: Final = Figure("resident set, all processes", MEGABYTES, 45e6)
-PROPORTIONAL: Final = Figure("proportional set, all processes", MEGABYTES)
+PROPORTIONAL: Final = Figure("proportional set, all processes", MEGABYTES, 40e6)
+FILE: Final = Figure("executable file of the process", MEGABYTES, 12 * 2**20)
+ASKED: Final = Figure("CPU time of one nvplug health", MILLISECONDS, 20e-3)
 IDLE: Final = Figure("CPU time while idle", CPU, 1e-3)
 
 # An XID that no plugin may take for the fault of an application: the GPU has fallen off the bus.
@@ -106,6 +109,14 @@ async def stop(node: Node, _pace: Pace) -> Samples:
     """From a state that it could keep for ever."""
     await node.ready()
     return {STOPPED: [await node.stop()]}
+
+
+async def ask(node: Node, _pace: Pace) -> Samples:
+    """As a probe does."""
+    await node.ready()
+    file = max(Path(f"/proc/{pid}/exe").stat().st_size for pid in node.processes())  # noqa: ASYNC240  # answers at once
+    asked: list[Sample] = [await node.ask_for_health() for _ in range(10)] if node.plugin.health else []
+    return {FILE: [file], ASKED: asked}
 
 
 async def idle(node: Node, pace: Pace) -> Samples:
@@ -291,6 +302,7 @@ async def start_early(node: Node, pace: Pace) -> Samples:
 
 TRIALS: Final[Sequence[Trial]] = (
     Trial((STARTED,), start, 8),
+    Trial((FILE, ASKED), ask, 1),
     trouble("kubelet restarted, directory wiped", restart, runs=8),
     trouble("kubelet killed, directory wiped", crash),
     trouble("kubelet.sock replaced, stream cut", partial(replace, cut=True)),
