@@ -35,7 +35,8 @@ def read_elf(path: str) -> Elf | None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - opened by the hundred
             return _read(file)
-    except (OSError, struct.error):
+    # The last one: a place in the file that no file can have.
+    except (OSError, struct.error, ValueError):
         return None
 
 
