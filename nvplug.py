@@ -142,7 +142,7 @@ async def serve(
         state.set(after(state.value, happening))
 
     asked = settings.config
-    config, terms = Latest(asked), Latest(Terms(asked))
+    config, terms, agreed = Latest(asked), Latest(Terms(asked)), Latest(Terms(asked))
     hardware, health = Latest(Hardware()), Latest(Health())
     offer, described, plan = Latest(Offer()), Latest(Offer()), Latest(Plan())
     policy = Latest(policy_of(asked))
@@ -169,8 +169,8 @@ async def serve(
         nursery.start_soon(again, "the look at the node", keep_node, name="container")
         nursery.start_soon(keep_offer, hardware, health, config, terms, offer, publish, name="offer")
         nursery.start_soon(again, "the placement plan", functools.partial(keep_plan, hardware, plan), name="placement")
-        nursery.start_soon(keep_described, hardware, offer, terms, described, publish, name="cdi")
-        nursery.start_soon(keep_registered, described, plan, terms, publish, name="kubelet")
+        nursery.start_soon(keep_described, hardware, offer, terms, described, agreed, publish, name="cdi")
+        nursery.start_soon(keep_registered, described, plan, agreed, publish, name="kubelet")
         if service is not None:
             nursery.start_soon(keep_told, service, state, come_round, name="observe")
 

@@ -55,6 +55,7 @@ class Task:
     offer: Latest[Offer] = field(default_factory=lambda: Latest(Offer()))
     terms: Latest[Terms] = field(default_factory=lambda: Latest(Terms(CDI)))
     described: Latest[Offer] = field(default_factory=lambda: Latest(Offer()))
+    agreed: Latest[Terms] = field(default_factory=lambda: Latest(Terms(CDI)))
     happenings: list[Happening] = field(default_factory=list)
 
     def show(self, count: int, trouble: str = "") -> None:
@@ -93,6 +94,7 @@ async def running(task: Task, pace: Pace = PATIENT, publish: Publish | None = No
                 task.offer,
                 task.terms,
                 task.described,
+                task.agreed,
                 publish or task.happenings.append,
                 directory=str(task.directory),
                 root=str(task.root),
@@ -189,6 +191,46 @@ async def test_where_no_names_are_used_nothing_is_written(tmp_path: Path) -> Non
         assert list(tmp_path.iterdir()) == []
         task.terms.set(Terms(CDI))
         await until(lambda: bool(task.names()))
+
+
+async def test_nobody_is_told_a_name_before_a_runtime_can_find_it(tmp_path: Path) -> None:
+    """When a new configuration wants names, allocations are answered by the old one until there is the document."""
+    plain = Terms(replace(CDI, device_list_strategy=("envvar",)))
+    async with running(Task(tmp_path, terms=Latest(plain), agreed=Latest(plain))) as task:
+        task.show(1)
+        await task.hands_on(offer_of(1))
+        seen: list[tuple[Terms, list[str]]] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.agreed.follow, lambda terms: seen.append((terms, task.names())))
+            task.terms.set(Terms(CDI))
+            await until(lambda: len(seen) == 2)
+            task.terms.set(plain)
+            await until(lambda: len(seen) == 3)
+            nursery.cancel_scope.cancel()
+
+        assert seen == [(plain, []), (Terms(CDI), ["GPU-0", "0", "all"]), (plain, ["GPU-0", "0", "all"])]
+
+
+async def test_a_document_that_cannot_be_written_holds_back_no_news_and_a_configuration_not_for_long(
+    tmp_path: Path,
+) -> None:
+    """Health is handed on while the new configuration waits; that waits for the document, or has waited enough."""
+    plain = Terms(replace(CDI, device_list_strategy=("envvar",)))
+    for pace, directory in ((PATIENT, tmp_path / "patient"), (QUICK, tmp_path / "quick")):
+        directory.write_text("in the way")
+        async with running(Task(directory, terms=Latest(plain), agreed=Latest(plain)), pace) as task:
+            task.show(2)
+            await task.hands_on(offer_of(2))
+            task.terms.set(Terms(CDI))
+            task.offer.set(offer_of(2, "XID 79"))
+            await task.hands_on(offer_of(2, "XID 79"))
+            await until(lambda: bool(task.said(DocumentNotWritten)))
+            if pace is PATIENT:
+                assert task.agreed.value == plain
+                directory.unlink()
+            await until(lambda: task.agreed.value == Terms(CDI))
+
+            assert bool(task.names()) == (pace is PATIENT)
 
 
 async def test_a_document_outlasts_the_driver_and_nvplug(tmp_path: Path) -> None:

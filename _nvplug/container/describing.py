@@ -57,6 +57,7 @@ async def keep_described(
     offer: Latest[Offer],
     terms: Latest[Terms],
     described: Latest[Offer],
+    agreed: Latest[Terms],
     publish: Publish,
     *,
     directory: str = DIRECTORY,
@@ -66,19 +67,21 @@ async def keep_described(
     """Hands each offer on as ``described``, and keeps the node's CDI documents where the configuration wants them.
 
     A device that was not in a document before is handed on when it is, or after ``Pace.patience``: so an allocation of
-    it names what a runtime will find. Whatever else is new, such as the health of devices, is handed on at once.
+    it names what a runtime will find. Whatever else is new, such as the health of devices, is handed on at once. The
+    same holds for terms: those of a new configuration count when there are the documents that they speak of.
 
     Args:
         hardware: what there is. Until there is a GPU, documents of an earlier life of nvplug stay as they are.
         offer: what is to be described.
         terms: say whether documents are wanted, and what is on the host.
-        described: what is handed on.
+        described: what is handed on of offers.
+        agreed: what is handed on of terms.
         publish: told of documents that are written, or cannot be.
         directory: of the documents.
         root: see cdi_host.look.
         pace: another than usual, for tests.
     """
-    task = _Describing(hardware, offer, terms, described, publish, Path(directory), root, pace)
+    task = _Describing(hardware, offer, terms, described, agreed, publish, Path(directory), root, pace)
     await task.run()
 
 
@@ -97,6 +100,7 @@ class _Describing:
         offer: Latest[Offer],
         terms: Latest[Terms],
         described: Latest[Offer],
+        agreed: Latest[Terms],
         publish: Publish,
         directory: Path,
         root: str,
@@ -106,6 +110,7 @@ class _Describing:
         self._offer = offer
         self._terms = terms
         self._described = described
+        self._agreed = agreed
         self._publish = publish
         self._directory = directory
         self._root = root
@@ -116,6 +121,8 @@ class _Describing:
         # UUIDs of the devices that are in the document, and of those that have waited long enough for it.
         self._named: frozenset[str] = frozenset()
         self._waived: frozenset[str] = frozenset()
+        # The terms of those documents, or those that have waited long enough for them.
+        self._settled: Terms | None = None
         self._said = ""
         self._without: frozenset[str] = frozenset()
 
@@ -137,11 +144,20 @@ class _Describing:
         self._news.set()
 
     def _hand_on(self) -> bool:
-        offer, wanted = self._offer.value, needs_documents(self._terms.value.config)
-        free = not wanted or offer.uuids <= self._named | self._waived
-        if free:
+        """Hands on what needs not wait, and says whether that is all."""
+        terms, offer = self._terms.value, self._offer.value
+        settled = not needs_documents(terms.config) or terms == self._settled
+        if settled:
+            self._agreed.set(terms)
+        # By the terms in force: those that wait for a document hold back no news of devices that need none yet.
+        named = not needs_documents(self._agreed.value.config) or offer.uuids <= self._named | self._waived
+        if named:
             self._described.set(offer)
-        return free
+        return named and settled
+
+    def _waive(self) -> None:
+        self._waived |= self._offer.value.uuids
+        self._settled = self._terms.value
 
     async def _keep(self) -> None:
         done: _Wanted | None = None
@@ -160,20 +176,21 @@ class _Describing:
                         delay = self._pace.retry if wanted != done else min(2 * delay, self._pace.look_again)
                     done, at = wanted, trio.current_time() + delay
                 if trio.current_time() >= held_until:
-                    self._waived |= self._offer.value.uuids
+                    self._waive()
                 if self._hand_on():
                     held_until = math.inf
                 with trio.move_on_at(min(at, held_until)):
                     await self._news.wait()
         finally:
             # Devices that come while this does not run wait for the next run; these do not.
-            self._waived |= self._offer.value.uuids
+            self._waive()
             self._hand_on()
 
     async def _renew(self, wanted: _Wanted) -> bool:
         """Brings the documents up to date, and says whether that went well."""
         # Hardware is known a moment before what is offered of it.
         if not needs_documents(wanted.terms.config) or not wanted.hardware.gpus or not wanted.offered:
+            self._settled = wanted.terms
             return True
         job = partial(_renew, self._directory, wanted, self._last, self._root)
         try:
@@ -186,7 +203,7 @@ class _Describing:
             self._complain(f"{self._directory}: no answer within {self._pace.attempt:g} s", "see to its file system")
             return False
         self._said = ""
-        self._last, self._named = description.document, description.named
+        self._last, self._named, self._settled = description.document, description.named, wanted.terms
         for file in changed:
             self._publish(DocumentWritten(str(file)))
         without = wanted.offered - description.named
