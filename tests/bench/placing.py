@@ -54,7 +54,7 @@ async def every_size(node: Node, pace: Pace, *, gpus: int, replicas: int) -> Sam
         await node.ready(gpus, replicas, patience=pace.patience)
         if not samples:
             # A plugin may have prepared itself for these GPUs, a while after it listed them.
-            await node.quiet(2.0)
+            await node.quiet(min(2.0, pace.quiet))
         ids = node.kubelet.lists[-1].healthy
         try:
             seconds: list[Sample] = [await preferred(node.kubelet, ids, size) for _ in range(pace.sizes)]
