@@ -59,6 +59,11 @@ async def lives() -> None:
             "nvidia.com/gpu: registering anew",
         ),
         (
+            [happenings.RegistrationRefused(GPU, "not you\nREADY=1\n")],
+            True,
+            "nvidia.com/gpu: refused by the kubelet: not you READY=1",
+        ),
+        (
             [happenings.Registered("b", "s", 0.1), happenings.Registered("a", "s", 0.1)],
             True,
             "a: registered; b: registered",

@@ -121,7 +121,8 @@ def status(state: State) -> str:
     for resource, doing in sorted(state.resources.items()):
         devices = state.devices.get(resource)
         words.append(f"{resource}: {doing}{f', {devices}' if devices else ''}")
-    return "; ".join(words) or "starting"
+    # What a kubelet refuses with may be of several lines, and each line is a message to systemd.
+    return " ".join("; ".join(words).split()) or "starting"
 
 
 async def keep_told(service: Service, state: Latest[State], lives: Callable[[], Awaitable[None]]) -> None:
