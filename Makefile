@@ -49,7 +49,7 @@ check: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m 'not (slow or process or frozen or conformance or e2e)'
+	$(BIN)/python -m pytest -q -m 'not (slow or process or frozen or conformance or e2e)' --hypothesis-profile quick
 
 bench: $(VENV)/dev binary
 	@$(BIN)/python -m tests.bench --executable dist/nvplug $(if $(PEER),--peer '$(PEER)')

@@ -19,6 +19,7 @@ __all__ = ["Measure", "file_system_of"]
 
 # On a busy machine everything is slow now and then, and that fails nothing.
 settings.register_profile("nvplug", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("nvplug"), max_examples=20)
 settings.load_profile("nvplug")
 
 IN_MEMORY: Final = frozenset({"ramfs", "tmpfs"})

@@ -105,7 +105,7 @@ class Model:
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_the_policy_against_the_truth(seed: int, has_field: bool, loses: bool) -> None:
     """No broken GPU is offered beyond the detection time, and no healthy one is out for ever."""
@@ -144,7 +144,7 @@ def test_the_policy_against_the_truth(seed: int, has_field: bool, loses: bool) -
             assert offered or lasted <= limit + SWEEP, (model, lasted, health)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32), st.booleans())
 def test_programs_never_take_a_healthy_gpu_away(seed: int, has_field: bool) -> None:
     """However many programs fail on it, a healthy GPU is offered all the time."""

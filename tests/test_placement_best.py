@@ -26,7 +26,6 @@ def questions(node: Node) -> st.SearchStrategy[tuple[list[int], list[int], int]]
     return st.lists(st.sampled_from(everyone), unique=True, min_size=1).flatmap(with_available)
 
 
-@settings(deadline=None, max_examples=150)
 @given(nodes(), st.data())
 def test_the_choice_is_the_best(node: Node, data: st.DataObject) -> None:
     """On any node, odd ones included, whatever is available, required and wanted."""
@@ -36,7 +35,7 @@ def test_the_choice_is_the_best(node: Node, data: st.DataObject) -> None:
     assert indices(node, answer) == best(node, available, required, size)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=settings().max_examples // 2)
 @given(nodes(12), st.data())
 def test_without_a_table_the_choice_is_whole(node: Node, data: st.DataObject) -> None:
     """A search, in place of a table that is not ready, gives what is asked for, and the best single GPU or pair."""

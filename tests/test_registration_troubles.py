@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_model import Node
 from registrar_model import Registrar
@@ -465,7 +465,7 @@ def off(node: Node, since: float) -> list[float]:
 
 
 @given(world=WORLDS, strikes=STRIKES)
-@settings(deadline=None, max_examples=800, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8 * settings().max_examples)
 def test_allocatable_once_the_kubelet_behaves(world: World, strikes: list[Strike]) -> None:
     """Whatever happened, once the kubelet behaves the device becomes allocatable, stays so, and goes with nvplug
 
@@ -495,7 +495,7 @@ def most_within(seconds: float, times: list[float]) -> int:
 
 
 @given(world=WORLDS, strikes=STRIKES)
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3 * settings().max_examples)
 def test_never_spins(world: World, strikes: list[Strike]) -> None:
     """In no second are there more than 11 dials, or Registers, and two more for each trouble and new kubelet.sock"""
     node, registrar = world.begin()

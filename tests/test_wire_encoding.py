@@ -62,7 +62,7 @@ devices = st.lists(
 
 
 @given(st.lists(devices, min_size=1))
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 def test_joined_pieces_are_the_list(lists: list[list[Device]]) -> None:
     """Byte for byte, for every list of a series, whatever was encoded before it."""
     encoder = ListEncoder()
@@ -142,7 +142,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(requests)
 def test_a_request_for_preferences_is_read_as_betterproto_reads_it(request: v1beta1.PreferredAllocationRequest) -> None:
     """If it is read at all, which it is where ids and size are those of kubelets."""
@@ -155,7 +155,7 @@ def test_a_request_for_preferences_is_read_as_betterproto_reads_it(request: v1be
     assert read == request if usual else read in (None, request)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), requests)
 def test_what_is_no_such_request_is_left_to_betterproto(
     data: st.DataObject, request: v1beta1.PreferredAllocationRequest
@@ -172,7 +172,7 @@ def test_what_is_no_such_request_is_left_to_betterproto(
             assert read == v1beta1.PreferredAllocationRequest.parse(content)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.lists(texts, max_size=5), max_size=3))
 def test_preferences_are_encoded_as_betterproto_encodes_them(containers: list[list[str]]) -> None:
     """Byte for byte."""
