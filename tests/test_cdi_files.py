@@ -16,7 +16,7 @@ from _nvplug.config import Config
 from _nvplug.container.cdi import HOOKS, CharacterDevice, Hooks
 from _nvplug.container.cdi_document import Device as Entry
 from _nvplug.container.cdi_document import Document, Edits, decode, encode
-from _nvplug.container.cdi_files import describe, read_document, remove_documents, renew, write_document
+from _nvplug.container.cdi_files import Claim, describe, read_document, remove_documents, renew, write_document
 from _nvplug.container.cdi_host import look
 from _nvplug.container.extras import Extra
 from _nvplug.container.facts import NodeFacts, Terms
@@ -307,7 +307,7 @@ def test_what_is_no_document_of_ours_is_replaced(tmp_path: Path, root: Path) -> 
     directory.mkdir()
     for content in ("{", '{"cdiVersion": "0.6.0", "annotations": {}}'):
         (directory / GPU_FILE).write_text(content)
-        description, changed = renew(directory, TWO, BOTH, terms(), root=str(root))
+        description, changed, _ = renew(directory, TWO, BOTH, terms(), root=str(root))
 
         assert changed == (directory / GPU_FILE,)
         assert read_document(directory / GPU_FILE) == description.document
@@ -335,15 +335,19 @@ def test_documents_are_renewed_when_something_changed_and_only_then(tmp_path: Pa
 
 
 def test_documents_are_removed(tmp_path: Path, document: Document) -> None:
-    """Ours, of every class, and no others."""
+    """Ours, of every class, and no others; and none if somebody has written to the GPUs' meanwhile."""
     gds = tmp_path / "k8s.device-plugin.nvidia.com-gds.json"
     other = tmp_path / "nvidia.yaml"
     for file in (tmp_path / GPU_FILE, gds, other):
         file.write_bytes(encode(document))
 
-    assert remove_documents(tmp_path) == (tmp_path / GPU_FILE, gds)
-    assert remove_documents(tmp_path) == ()
+    status = (tmp_path / GPU_FILE).stat()
+    claim = Claim(status.st_ino, status.st_mtime_ns)
+
+    assert remove_documents(tmp_path, claim._replace(modified=0)) == ()
+    assert remove_documents(tmp_path, claim) == (tmp_path / GPU_FILE, gds)
+    assert remove_documents(tmp_path, claim) == ()
     assert other.exists()
     gds.mkdir()
     with pytest.raises(DocumentError, match="Is a directory"):
-        remove_documents(tmp_path)
+        remove_documents(tmp_path, claim)

@@ -272,6 +272,37 @@ async def test_documents_are_removed_at_the_end_on_request(tmp_path: Path) -> No
         assert task.said(DocumentRemoved) == ([DocumentRemoved(str(tmp_path / GPU_FILE))] if wanted else [])
 
 
+async def test_an_nvplug_that_ends_leaves_the_next_ones_documents_alone(tmp_path: Path) -> None:
+    """In an upgrade the new one may begin before the old one ends, and have nothing else to say."""
+    removing = Terms(replace(CDI, cdi_remove_at_exit=True))
+    async with running(Task(tmp_path, terms=Latest(removing))) as new:
+        async with running(Task(tmp_path, terms=Latest(removing))) as old:
+            for task in (old, new):
+                task.show(2)
+                await task.hands_on(offer_of(2))
+            # A look of the old one finds nothing to do, and that does not make them its own again.
+            await trio.sleep(5 * PATIENT.look_again)
+
+        assert old.said(DocumentRemoved) == []
+        assert (tmp_path / GPU_FILE).exists()
+
+    assert not (tmp_path / GPU_FILE).exists()
+
+
+async def test_documents_that_are_not_wanted_any_more_are_removed_at_the_end_on_request(tmp_path: Path) -> None:
+    """Those that this nvplug wrote, before a reload that switched to another strategy."""
+    terms = Terms(replace(CDI, cdi_remove_at_exit=True))
+    async with running(Task(tmp_path, terms=Latest(terms))) as task:
+        task.show(2)
+        await task.hands_on(offer_of(2))
+        task.terms.set(Terms(replace(terms.config, device_list_strategy=("envvar",))))
+        await until(lambda: task.agreed.value == task.terms.value)
+
+        assert (tmp_path / GPU_FILE).exists()
+
+    assert not (tmp_path / GPU_FILE).exists()
+
+
 async def test_a_device_that_cannot_be_described_is_named(tmp_path: Path) -> None:
     """It has no device node. It is said once, the others are described, and after a while all are offered."""
     root = tmp_path / "host"

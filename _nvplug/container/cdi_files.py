@@ -19,7 +19,7 @@ from _nvplug.errors import DocumentError
 from _nvplug.hardware import Hardware
 from _nvplug.resources import Device
 
-__all__ = ["Description", "describe", "read_document", "remove_documents", "renew", "write_document"]
+__all__ = ["Claim", "Description", "describe", "read_document", "remove_documents", "renew", "write_document"]
 
 
 class Description(NamedTuple):
@@ -34,6 +34,13 @@ class Description(NamedTuple):
     document: Document
     named: frozenset[str]
     others: Mapping[str, Document]
+
+
+class Claim(NamedTuple):
+    """By what a nvplug knows that no other one has claimed the documents after it: the GPUs' file as it left that."""
+
+    inode: int
+    modified: int
 
 
 def describe(
@@ -88,7 +95,7 @@ def renew(
     last: Document | None = None,
     *,
     root: str = "",
-) -> tuple[Description, tuple[Path, ...]]:
+) -> tuple[Description, tuple[Path, ...], Claim | None]:
     """Brings the documents in a directory up to date. Blocks.
 
     Args:
@@ -100,20 +107,26 @@ def renew(
         root: see cdi_host.look.
 
     Returns:
-        What they say now, and the files that said something else before.
+        What they say now, the files that said something else before, and what to remove them by: anew if the file of
+        the GPUs was written, or was found and there is no ``last``.
 
     Raises:
         DocumentError: there is nothing to describe, or it cannot be written.
     """
-    file = directory / cdi_names.document_file(cdi_names.GPU)
-    description = describe(hardware, offered, terms, read_document(file) or last, root=root)
+    main = directory / cdi_names.document_file(cdi_names.GPU)
+    description = describe(hardware, offered, terms, read_document(main) or last, root=root)
     documents = {cdi_names.GPU: description.document, **description.others}
     changed = []
     for device_class, document in documents.items():
         file = directory / cdi_names.document_file(device_class)
         if write_document(file, document):
             changed.append(file)
-    return description, tuple(changed)
+    if last is not None and main not in changed:
+        return description, tuple(changed), None
+    with contextlib.suppress(OSError):
+        # A second nvplug, during an upgrade, seldom has something else to say. The time tells that it took over.
+        os.utime(main)
+    return description, tuple(changed), _claim_on(main)
 
 
 def _devices(hardware: Hardware) -> list[Device]:
@@ -171,12 +184,17 @@ def write_document(file: Path, document: Document) -> bool:
     return True
 
 
-def remove_documents(directory: Path) -> tuple[Path, ...]:
+def remove_documents(directory: Path, claim: Claim) -> tuple[Path, ...]:
     """Removes all documents that have our names, and says which there were. Blocks.
+
+    If somebody has written to that of the GPUs since, such as the nvplug that comes after this one in an upgrade, all
+    of them are that one's, and stay.
 
     Raises:
         DocumentError: one cannot be removed.
     """
+    if _claim_on(directory / cdi_names.document_file(cdi_names.GPU)) not in {None, claim}:
+        return ()
     removed = []
     for device_class in (cdi_names.GPU, cdi_names.IMEX_CHANNEL, cdi_names.GDRCOPY, cdi_names.GDS, cdi_names.MOFED):
         file = directory / cdi_names.document_file(device_class)
@@ -188,6 +206,14 @@ def remove_documents(directory: Path) -> tuple[Path, ...]:
             raise DocumentError(f"{file}: {error.strerror or error}", remedy="remove it by hand") from error
         removed.append(file)
     return tuple(removed)
+
+
+def _claim_on(file: Path) -> Claim | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return Claim(status.st_ino, status.st_mtime_ns)
 
 
 def _replace(file: Path, content: bytes) -> None:

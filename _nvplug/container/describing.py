@@ -20,7 +20,7 @@ from _nvplug.supervise import again
 
 if TYPE_CHECKING:
     from _nvplug.container.cdi_document import Document
-    from _nvplug.container.cdi_files import Description
+    from _nvplug.container.cdi_files import Claim, Description
 
 __all__ = ["DIRECTORY", "Pace", "keep_described", "needs_documents"]
 
@@ -118,6 +118,7 @@ class _Describing:
         self._news = trio.Event()
         self._lane = trio.CapacityLimiter(1)
         self._last: Document | None = None
+        self._claim: Claim | None = None
         # UUIDs of the devices that are in the document, and of those that have waited long enough for it.
         self._named: frozenset[str] = frozenset()
         self._waived: frozenset[str] = frozenset()
@@ -134,10 +135,10 @@ class _Describing:
                 # Apart from handing on: a fault in what makes documents must not hold back the news of a broken GPU.
                 nursery.start_soon(again, "what keeps CDI documents", self._keep)
         finally:
-            config = self._terms.value.config
-            if config.cdi_remove_at_exit and needs_documents(config):
+            # Also if they are not wanted any more, since a reload.
+            if self._claim is not None and self._terms.value.config.cdi_remove_at_exit:
                 with trio.CancelScope(shield=True), trio.move_on_after(self._pace.removal):
-                    await self._remove()
+                    await self._remove(self._claim)
 
     def _take(self, _changed: object) -> None:
         self._hand_on()
@@ -195,7 +196,9 @@ class _Describing:
         job = partial(_renew, self._directory, wanted, self._last, self._root)
         try:
             with trio.fail_after(self._pace.attempt):
-                description, changed = await trio.to_thread.run_sync(job, abandon_on_cancel=True, limiter=self._lane)
+                description, changed, claim = await trio.to_thread.run_sync(
+                    job, abandon_on_cancel=True, limiter=self._lane
+                )
         except DocumentError as error:
             self._complain(str(error), error.remedy)
             return False
@@ -204,6 +207,7 @@ class _Describing:
             return False
         self._said = ""
         self._last, self._named, self._settled = description.document, description.named, wanted.terms
+        self._claim = claim or self._claim
         for file in changed:
             self._publish(DocumentWritten(str(file)))
         without = wanted.offered - description.named
@@ -217,11 +221,11 @@ class _Describing:
             self._said = reason
             self._publish(DocumentNotWritten(reason, remedy))
 
-    async def _remove(self) -> None:
+    async def _remove(self, claim: Claim) -> None:
         try:
             # In the lane, behind an attempt to write that is still under way.
             removed = await trio.to_thread.run_sync(
-                _remove, self._directory, abandon_on_cancel=True, limiter=self._lane
+                _remove, self._directory, claim, abandon_on_cancel=True, limiter=self._lane
             )
         except DocumentError as error:
             self._publish(DocumentNotWritten(str(error), error.remedy))
@@ -233,13 +237,15 @@ class _Describing:
 # What makes documents takes 40 ms to load, and is only loaded where there are any to be made.
 
 
-def _renew(directory: Path, wanted: _Wanted, last: Document | None, root: str) -> tuple[Description, tuple[Path, ...]]:
+def _renew(
+    directory: Path, wanted: _Wanted, last: Document | None, root: str
+) -> tuple[Description, tuple[Path, ...], Claim | None]:
     from _nvplug.container.cdi_files import renew  # noqa: PLC0415
 
     return renew(directory, *wanted, last, root=root)
 
 
-def _remove(directory: Path) -> tuple[Path, ...]:
+def _remove(directory: Path, claim: Claim) -> tuple[Path, ...]:
     from _nvplug.container.cdi_files import remove_documents  # noqa: PLC0415
 
-    return remove_documents(directory)
+    return remove_documents(directory, claim)
