@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -99,6 +100,19 @@ def test_what_leads_nowhere_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    """Neither an answer nor a document can have them. The others are found."""
+    lay(tmp_path)
+    usual = find_driver_files(str(tmp_path))
+    place = tmp_path / DEBIAN.lstrip("/")
+    for name in ("libnvidia-\udcff", "\udcff"):
+        shutil.copy(place / "libcuda.so.1", place / f"{name}.so.{VERSION}")
+    link(place / "libnvidia-\udcff.so.1", "libcuda.so.1")
+    link(place / "libnvidia-odd.so.1", f"\udcff.so.{VERSION}")
+
+    assert find_driver_files(str(tmp_path)) == usual
+
+
 def test_a_library_whose_link_is_missing_is_known_by_what_it_says_of_itself(tmp_path: Path) -> None:
     """As ldconfig would name it; a link of an older driver that leads nowhere is no hindrance."""
     place = tmp_path / "usr/lib64"

@@ -209,7 +209,8 @@ class _Root:
         if self._base is None:
             return None
         inner = resolve(self._directory + self._base, path)
-        return None if inner is None else posixpath.join(self._base, inner[1:])
+        # What is no text can be said neither to the kubelet nor in a document, and would keep back all the rest.
+        return posixpath.join(self._base, inner[1:]) if inner is not None and inner.isprintable() else None
 
     def entries(self, place: str) -> list[str]:
         """The names in a directory; none if there is none."""
@@ -217,9 +218,10 @@ class _Root:
         if source is None:
             return []
         try:
-            return sorted(os.listdir(self._directory + source))  # noqa: PTH208 - names are what is wanted
+            names = os.listdir(self._directory + source)  # noqa: PTH208 - names are what is wanted
         except OSError:
             return []
+        return sorted(name for name in names if name.isprintable())
 
     def first(self, paths: Iterable[str]) -> list[DriverFile]:
         """The first that there is, if any."""
