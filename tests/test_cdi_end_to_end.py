@@ -53,8 +53,9 @@ async def test_every_name_in_an_answer_can_be_found(disk: Path) -> None:
         written = file.stat()
 
     assert file.stat() == written
+    content = file.read_bytes()
     async with node_with(disk, CDI, "--cdi-remove-at-exit") as (node, file):
-        assert file.stat() == written
+        assert (file.stat().st_ino, file.read_bytes()) == (written.st_ino, content)
         assert "wrote a CDI document" not in node.nvplug.log()
     assert not file.exists()
 
