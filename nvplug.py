@@ -104,8 +104,12 @@ def run(arguments: Sequence[str]) -> int:
     read = functools.partial(read_settings, arguments, os.environ)
     settings = read()
     driver = driver_for(settings.config)
-    set_up_logging()
-    trio.run(serve, driver, settings, read, service)
+    log = set_up_logging()
+    try:
+        trio.run(serve, driver, settings, read, service)
+    finally:
+        # Why it ends is written by main, behind all that is still to be written.
+        log.flush()
     # A handler of ours would be taken away before the last threads are.
     for each in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)

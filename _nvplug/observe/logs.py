@@ -97,14 +97,19 @@ _LINES: Mapping[type[Happening], tuple[int, str]] = {
 }
 
 
-def set_up_logging() -> None:
-    """Sends lines to stderr, where systemd and container runtimes expect them; libraries' warnings as well."""
+def set_up_logging() -> logging.Handler:
+    """Sends lines to stderr, where systemd and container runtimes expect them; libraries' warnings as well.
+
+    Returns:
+        What writes them, from a thread; ``flush`` waits for it.
+    """
     handler = _Writer(sys.stderr.fileno())
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logger.setLevel(logging.INFO)
+    return handler
 
 
 def log(happening: Happening) -> None:
