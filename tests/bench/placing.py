@@ -71,7 +71,7 @@ async def every_size(node: Node, pace: Pace, *, gpus: int, replicas: int) -> Sam
 
 async def gaps(node: Node, pace: Pace) -> Samples:
     """The search, for every size of which the best can be found: by all sets of 18 GPUs, and by few of 32."""
-    if node.plugin is not NVPLUG:
+    if node.plugin.name != NVPLUG.name:
         raise MissedError("nvplug only")
     chance = random.Random(1)  # noqa: S311 - no secret
     samples: list[Sample] = []
