@@ -13,14 +13,13 @@ The first four give what NVIDIA's plugin gives, in its order; but each thing onc
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
 from _nvplug.config import Config
 from _nvplug.container.cdi_names import ALL, GPU, IMEX_CHANNEL, annotation_key, device_name, qualified
-from _nvplug.container.edits import ContainerEdits, DeviceNode, Mount
+from _nvplug.container.edits import ContainerEdits, DeviceNode, Mount, on_host
 from _nvplug.container.extras import imex_path
 from _nvplug.container.facts import NodeFacts
 from _nvplug.container.nodes import node_paths
@@ -112,7 +111,7 @@ def _nodes(
     paths += [imex_path(channel) for channel in facts.imex_channels]
     if direct:
         paths += [path for extra in facts.extras for path in extra.nodes]
-    return tuple(DeviceNode(path, posixpath.join(config.dev_root, path.lstrip("/"))) for path in dict.fromkeys(paths))
+    return tuple(DeviceNode(path, on_host(config.dev_root, path)) for path in dict.fromkeys(paths))
 
 
 def _mounts(ids: Sequence[str], strategies: set[str], config: Config, facts: NodeFacts) -> tuple[Mount, ...]:
@@ -126,5 +125,5 @@ def _mounts(ids: Sequence[str], strategies: set[str], config: Config, facts: Nod
         for mount in facts.driver_mounts:
             mounts.setdefault(mount.container_path, mount)
         for path in (path for extra in facts.extras for path in extra.mounts):
-            mounts.setdefault(path, Mount(path, posixpath.join(config.driver_root, path.lstrip("/"))))
+            mounts.setdefault(path, Mount(path, on_host(config.driver_root, path)))
     return tuple(mounts.values())

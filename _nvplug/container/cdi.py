@@ -12,6 +12,7 @@ from _nvplug.container import cdi_names
 from _nvplug.container.cdi_document import Device as Entry
 from _nvplug.container.cdi_document import DeviceNode, Document, Edits, Hook, Mount, compose
 from _nvplug.container.driver_files import DriverFiles
+from _nvplug.container.edits import on_host
 from _nvplug.container.library_paths import LINKS, library_paths, stem_of
 from _nvplug.container.nodes import node_paths
 from _nvplug.resources import Device
@@ -144,7 +145,9 @@ def node_document(
             entries.append(Entry(name, Edits(device_nodes=nodes)))
     if not entries:
         return None
-    common = Edits(env=(_VOID,), mounts=tuple(Mount(_on_host(path, config), path, _MOUNTED) for path in mounts))
+    common = Edits(
+        env=(_VOID,), mounts=tuple(Mount(on_host(config.driver_root, path), path, _MOUNTED) for path in mounts)
+    )
     return compose(cdi_names.kind(device_class), entries, common)
 
 
@@ -169,7 +172,7 @@ def _device_edits(device: Device, host: Host, config: Config) -> Edits | None:
 
 def _node(path: str, device: CharacterDevice, config: Config) -> DeviceNode:
     """A node as the host has it, as open as there; but a container has no use for making others like it (``m``)."""
-    where = posixpath.join(config.dev_root, path[1:])
+    where = on_host(config.dev_root, path)
     return DeviceNode(
         path,
         host_path="" if where == path else where,
@@ -207,11 +210,11 @@ def _common_edits(host: Host, config: Config) -> Edits:
     else:
         libraries = [*library_paths(files, host.triplet)]
         made = ()
-    mounts = {path: Mount(_on_host(source, config), path, _MOUNTED) for path, source in libraries}
+    mounts = {path: Mount(on_host(config.driver_root, source), path, _MOUNTED) for path, source in libraries}
     for file in (*files.programs, *files.firmware, *files.graphics):
-        mounts[file.path] = Mount(_on_host(file.source, config), file.path, _MOUNTED)
+        mounts[file.path] = Mount(on_host(config.driver_root, file.source), file.path, _MOUNTED)
     for file in files.sockets:
-        mounts[file.path] = Mount(_on_host(file.source, config), file.path, (*_MOUNTED, "noexec"))
+        mounts[file.path] = Mount(on_host(config.driver_root, file.source), file.path, (*_MOUNTED, "noexec"))
     cuda = next((path for path, _ in libraries if posixpath.basename(path).startswith("libcuda.so")), "")
     env = (f"NVIDIA_CTK_LIBCUDA_DIR={posixpath.dirname(cuda)}",) if cuda else ()
     return Edits(
@@ -224,10 +227,6 @@ def _common_edits(host: Host, config: Config) -> Edits:
         ),
         mounts=tuple(mounts.values()),
     )
-
-
-def _on_host(source: str, config: Config) -> str:
-    return posixpath.join(config.driver_root, source[1:])
 
 
 def _library_hooks(files: DriverFiles, hooks: Hooks) -> Iterator[Hook]:

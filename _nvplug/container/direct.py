@@ -14,7 +14,7 @@ from typing import Final
 
 from _nvplug.config import Config
 from _nvplug.container.driver_files import DriverFiles, find_driver_files
-from _nvplug.container.edits import Mount
+from _nvplug.container.edits import Mount, on_host
 from _nvplug.container.extras import driver_seen
 from _nvplug.container.library_paths import library_paths
 from _nvplug.happenings import ConfigUnmet, DriverFilesFound, Happening
@@ -46,7 +46,7 @@ def find_driver_mounts(config: Config, version: str, root: str = "/") -> tuple[t
         # A path of the host, of which this process may see the driver's root alone.
         seen = f"{seen}{named.removeprefix(host)}" if named.startswith(f"{host}/") else f"{base}{named}"
     files = find_driver_files(seen or "/", version)
-    where = named or posixpath.join(config.driver_root, files.root[1:]).rstrip("/") or "/"
+    where = named or on_host(config.driver_root, files.root).rstrip("/") or "/"
     mounts = driver_mounts(files, config, os.uname().machine)
     if not files.libraries:
         remark: Happening = ConfigUnmet(
@@ -69,12 +69,12 @@ def driver_mounts(files: DriverFiles, config: Config, machine: str) -> tuple[Mou
     """
     host = config.direct_host_path or config.driver_root
     mounts: dict[str, Mount] = {}
-    whole = config.direct_host_path or (posixpath.join(host, files.root[1:]) if files.root in _APART else "")
+    whole = config.direct_host_path or (on_host(host, files.root) if files.root in _APART else "")
     if whole:
         mounts[config.direct_container_path] = Mount(config.direct_container_path, whole)
     for path, source in library_paths(files, f"{machine}-linux-gnu"):
-        mounts.setdefault(path, Mount(path, posixpath.join(host, source[1:])))
+        mounts.setdefault(path, Mount(path, on_host(host, source)))
     for file in (*files.programs, *files.graphics):
         path = f"{_PROGRAMS}/{posixpath.basename(file.path)}" if file in files.programs else file.path
-        mounts.setdefault(path, Mount(path, posixpath.join(host, file.source[1:])))
+        mounts.setdefault(path, Mount(path, on_host(host, file.source)))
     return tuple(mounts.values())

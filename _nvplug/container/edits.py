@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["ContainerEdits", "DeviceNode", "Mount"]
+__all__ = ["ContainerEdits", "DeviceNode", "Mount", "on_host"]
 
 
 class DeviceNode(NamedTuple):
@@ -43,3 +44,8 @@ class ContainerEdits:
     mounts: tuple[Mount, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     cdi_devices: tuple[str, ...] = ()
+
+
+def on_host(root: str, path: str) -> str:
+    """Where the host has what a path names below a root of the host's."""
+    return posixpath.join(root, path.lstrip("/"))

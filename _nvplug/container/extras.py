@@ -45,13 +45,12 @@ def find_extras(config: Config, root: str = "/") -> tuple[Extra, ...]:
         config: says which, and where the driver's root is.
         root: the root of this process.
     """
-    driver = f"{root.rstrip('/')}{config.driver_root_ctr_path}"
     files = driver_seen(config, root)
     found = []
     for field, device_class, patterns, mounts in KINDS:
         if not getattr(config, field):
             continue
-        nodes = tuple(path for pattern in patterns for path in _nodes(pattern, driver, root))
+        nodes = tuple(path for pattern in patterns for path in _nodes(pattern, config, root))
         if nodes:
             there = tuple(path for path in mounts if os.path.exists(f"{files}{path}"))  # noqa: PTH110 - the same
             found.append(Extra(device_class, nodes, there))
@@ -68,8 +67,7 @@ def driver_seen(config: Config, root: str = "/") -> str:
 
 def find_imex_channels(config: Config, root: str = "/") -> tuple[str, ...]:
     """The ids of those IMEX channels that containers are to be given, and that there are. Blocks."""
-    driver = f"{root.rstrip('/')}{config.driver_root_ctr_path}"
-    return tuple(channel for channel in config.imex_channel_ids if _nodes(imex_path(channel), driver, root))
+    return tuple(channel for channel in config.imex_channel_ids if _nodes(imex_path(channel), config, root))
 
 
 def imex_path(channel: str) -> str:
@@ -77,10 +75,10 @@ def imex_path(channel: str) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 
-def _nodes(pattern: str, driver: str, root: str) -> list[str]:
+def _nodes(pattern: str, config: Config, root: str) -> list[str]:
     """The character devices that fit, in the driver's root if that has a ``dev``, else in the process's own."""
-    for directory in (driver, root):
-        base = directory.rstrip("/")
+    own = root.rstrip("/")
+    for base in (f"{own}{config.driver_root_ctr_path}".rstrip("/"), own):
         if not os.path.isdir(f"{base}/dev"):  # noqa: PTH112 - nothing is made of it
             continue
         found = sorted(glob.glob(f"{glob.escape(base)}{pattern}"))  # noqa: PTH207 - the same
