@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import socket
@@ -268,7 +270,7 @@ async def test_the_doorbell_rings(place: Path, name: str) -> None:
     bind(place / "s")
     doorbell = Doorbell()
     try:
-        doorbell.attach(place)
+        doorbell.attach(place, other=True)
 
         assert not await doorbell.rings_within(0)
         RINGS[name](place)
@@ -276,6 +278,132 @@ async def test_the_doorbell_rings(place: Path, name: str) -> None:
         assert not await doorbell.rings_within(0)
     finally:
         doorbell.close()
+
+
+@pytest.mark.parametrize("looked", ["before it was heard", "after it was heard"])
+@pytest.mark.parametrize("name", RINGS)
+async def test_a_doorbell_proves_itself(place: Path, name: str, looked: str) -> None:
+    """By ringing for a change, before or just after somebody looked; once for each directory."""
+    early = looked == "before it was heard"
+    place.mkdir()
+    bind(place / "s")
+    doorbell = Doorbell()
+    try:
+        doorbell.attach(place, other=True)
+        doorbell.judge(changed=False)
+        RINGS[name](place)
+        if early:
+            doorbell.judge(changed=True)
+        assert not doorbell.proven
+        assert await doorbell.rings_within(10)
+        doorbell.judge(changed=not early)
+        assert doorbell.proven != early
+        assert not await doorbell.rings_within(0)
+
+        bind(place / "u")
+        assert await doorbell.rings_within(10)
+        doorbell.judge(changed=True)
+        assert doorbell.proven
+        doorbell.attach(place, other=False)
+        assert doorbell.proven
+        doorbell.attach(place, other=True)
+        assert not doorbell.proven
+    finally:
+        doorbell.close()
+
+
+async def test_the_doorbell_rings_when_the_directory_above_moves(place: Path) -> None:
+    """A whole /var/lib/kubelet that is moved away takes the plugins' directory along, which hears nothing of it."""
+    inner = place / "device-plugins"
+    inner.mkdir(parents=True)
+    doorbell = Doorbell()
+    try:
+        doorbell.attach(inner, other=True)
+        place.rename(place.with_name("old"))
+        assert await doorbell.rings_within(10)
+    finally:
+        doorbell.close()
+
+
+async def test_a_doorbell_that_was_silent_once_is_never_proven_again(disk: Path) -> None:
+    """However often it rings later, and in whatever directory: what it told nothing of may happen again."""
+    disk.mkdir()
+    doorbell = Doorbell()
+    try:
+        doorbell.attach(disk, other=True)
+        bind(disk / "s")
+        assert await doorbell.rings_within(10)
+        doorbell.judge(changed=True)
+        assert doorbell.proven
+        doorbell.judge(changed=True)
+        assert doorbell.proven, "the ring may still be on its way"
+        assert not await doorbell.rings_within(0.01)
+        assert not doorbell.proven
+        doorbell.attach(disk, other=True)
+        for name in "abc":
+            bind(disk / name)
+            assert await doorbell.rings_within(10)
+            doorbell.judge(changed=True)
+            assert not doorbell.proven
+    finally:
+        doorbell.close()
+
+
+def deafen() -> None:
+    """Ends every watch of this process, as a kernel that forgets them would. It rings, once."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.readlink() == Path("anon_inode:inotify"):
+                for watch in range(1, 10):
+                    ctypes.CDLL(None).inotify_rm_watch(int(entry.name), watch)
+
+
+async def test_a_proven_doorbell_lets_the_poller_rest(
+    disk: Path,
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001  # pytest-trio takes the clock from it
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks every 3 s instead of every 0.6 s, and a change without a ring is seen all the same, and remembered."""
+    disk.mkdir()
+    poller, looks, told = poller_of(disk), 0, list[Change]()
+    poller.watch(disk / "s", told.append)
+    look = poller.look
+
+    def count() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+
+    async def looks_in(seconds: float) -> int:
+        await trio.sleep(10)
+        before = looks
+        await trio.sleep(seconds)
+        return looks - before
+
+    monkeypatch.setattr(poller, "look", count)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(poller.run)
+
+        assert 45 <= await looks_in(30) <= 55, "nothing is proven while nothing happened"
+        time.sleep(TICK)
+        bind(disk / "s")
+        assert 9 <= await looks_in(30) <= 11
+        time.sleep(TICK)
+        # A new label or owner of the directory is no change that one rings for.
+        disk.chmod(0o700)
+        assert 9 <= await looks_in(30) <= 11
+        deafen()
+        await trio.sleep(1)
+        time.sleep(TICK)
+        (disk / "s").unlink()
+        before = trio.current_time()
+        while len(told) < 2:
+            await trio.sleep(0.01)
+        assert trio.current_time() - before < 3.1
+        assert 45 <= await looks_in(30) <= 55
+        nursery.cancel_scope.cancel()
+
+    assert told == [Change.APPEARED, Change.VANISHED]
 
 
 async def test_a_doorbell_may_be_dumb(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +417,11 @@ async def test_a_doorbell_may_be_dumb(disk: Path, monkeypatch: pytest.MonkeyPatc
     try:
         for _ in range(limit + 1):
             doorbells.append(Doorbell())
-            doorbells[-1].attach(disk)
+            doorbells[-1].attach(disk, other=True)
 
+        doorbells[-1].judge(changed=True)
         assert not await doorbells[-1].rings_within(0.01)
+        assert not doorbells[-1].proven
     finally:
         for doorbell in doorbells:
             doorbell.close()

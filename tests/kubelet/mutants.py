@@ -325,10 +325,10 @@ MUTANTS = (
         (
             Edit(
                 _SOCKETS,
-                "                if await doorbell.rings_within(BRISK if brisk else QUIET):\n",
+                "                if await doorbell.rings_within(BRISK if brisk else quiet):\n",
                 "                looked = trio.current_time()\n"
-                "                rang = await doorbell.rings_within(BRISK if brisk else QUIET)\n"
-                "                if trio.current_time() - looked > QUIET + 2.0:\n"
+                "                rang = await doorbell.rings_within(BRISK if brisk else quiet)\n"
+                "                if trio.current_time() - looked > quiet + 2.0:\n"
                 '                    raise OSError("stood still")\n'
                 "                if rang:\n",
             ),
