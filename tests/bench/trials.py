@@ -92,6 +92,7 @@ PROPORTIONAL: Final = Figure("proportional set, all processes", MEGABYTES, 40e6)
 FILE: Final = Figure("executable file of the process", MEGABYTES, 12 * 2**20)
 ASKED: Final = Figure("CPU time of one nvplug health", MILLISECONDS, 20e-3)
 IDLE: Final = Figure("CPU time while idle", CPU, 1e-3)
+IDLE_16: Final = Figure("CPU time while idle, 16 GPUs", CPU, 2e-3)
 
 # An XID that no plugin may take for the fault of an application: the GPU has fallen off the bus.
 _FATAL_XID: Final = 79
@@ -120,22 +121,29 @@ async def ask(node: Node, _pace: Pace) -> Samples:
 
 
 async def idle(node: Node, pace: Pace) -> Samples:
-    """Nothing happens; of a process that comes or goes meanwhile the CPU time is not known."""
+    """Nothing happens."""
     await node.ready()
     await node.quiet(pace.quiet)
+    held = memory(node.processes())
+    return {IDLE: [await _used(node, pace)], RESIDENT: [held.resident], PROPORTIONAL: [held.proportional]}
+
+
+async def idle_with_16(node: Node, pace: Pace) -> Samples:
+    """Nothing happens to twice as many GPUs."""
+    await node.ready(16, patience=pace.patience)
+    await node.quiet(pace.quiet)
+    return {IDLE_16: [await _used(node, pace)]}
+
+
+async def _used(node: Node, pace: Pace) -> float:
+    # Of a process that comes or goes meanwhile the CPU time is not known.
     pids = node.processes()
-    held = memory(pids)
     at, before = time.monotonic(), {pid: cpu_seconds(pid) for pid in pids}
     await trio.sleep(pace.idle)
     left = pids & node.processes()
     if not left:
         raise MissedError("exited")
-    used = sum(cpu_seconds(pid) - before[pid] for pid in left)
-    return {
-        IDLE: [used / (time.monotonic() - at)],
-        RESIDENT: [held.resident],
-        PROPORTIONAL: [held.proportional],
-    }
+    return sum(cpu_seconds(pid) - before[pid] for pid in left) / (time.monotonic() - at)
 
 
 async def report_xid(node: Node, _pace: Pace) -> Samples:
@@ -320,6 +328,7 @@ TRIALS: Final[Sequence[Trial]] = (
     trouble("directory replaced, stream lives", replace_directory, limit=0.75, runs=2, quiet=True),
     # Before the calls: the deadline of each may keep a plugin busy for its ten seconds.
     Trial((IDLE, RESIDENT, PROPORTIONAL), idle, 2, together=True),
+    Trial((IDLE_16,), idle_with_16, 2, together=True),
     calls("Allocate", allocate, 3),
     calls("GetPreferredAllocation", prefer, 3),
     *(
