@@ -92,12 +92,20 @@ def _compile(text: str, filename: str, mode: str) -> CodeType:
     return _compiled.get(text) or compile(text, filename, mode)
 
 
+def _hash(_name: str) -> int:
+    """For attrs, which writes the hash of each class's name into a method: it would be another at each start."""
+    return 0
+
+
 def _read(start: int, size: int) -> Any:
     return _loads(pread(MODULES, size, start))  # noqa: S302  # a part of this very program
 
 
 _compiled: dict[str, CodeType] = _read(*COMPILED)
-_INSTEAD: dict[str, dict[str, object]] = {"dataclasses": {"exec": _exec}, "attr._make": {"compile": _compile}}
+_INSTEAD: dict[str, dict[str, object]] = {
+    "dataclasses": {"exec": _exec},
+    "attr._make": {"compile": _compile, "hash": _hash},
+}
 
 # Behind those for what is built in or frozen into Python itself, and before the archive that this module came from.
 sys.meta_path[2:2] = [_Modules, _Extensions]

@@ -16,7 +16,7 @@ from typing import Any
 __all__: list[str] = []
 
 texts: set[str] = set()
-true_compile = compile
+true_compile, true_hash = compile, hash
 
 
 def execute(text: str, *namespaces: Any) -> None:
@@ -32,8 +32,14 @@ def record(source: Any, filename: str, *options: Any, **more: Any) -> Any:
     return true_compile(source, filename, *options, **more)
 
 
+def constant(thing: Any) -> int:
+    """In place of the built-in hash, for everybody; for attrs what it is in boot.py."""
+    return 0 if isinstance(thing, str) and thing.startswith("<attrs ") else true_hash(thing)
+
+
 dataclasses.exec = execute  # type: ignore[attr-defined]  # found there before the built-in
 builtins.compile = record  # type: ignore[assignment]  # for whoever calls it without types
+builtins.hash = constant
 sys.path.insert(0, ".")
 for name in sys.argv[1:]:
     # A module that is for another platform, say, is not imported in the program either.

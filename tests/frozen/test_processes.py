@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sysconfig
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,6 +125,25 @@ async def test_it_starts_fast(binary: Path, disk: Path, tmp_path: Path, measure:
                 measure("executable: start to devices listed", kubelet.lists[-1].at - nvplug.started, 0.35)
                 # Whatever else the machine does meanwhile.
                 measure("executable: CPU time of that", cpu, 0.35)
+
+
+async def test_what_makes_classes_was_compiled_at_build_time(binary: Path, disk: Path, tmp_path: Path) -> None:
+    """Of what dataclasses and attrs write nothing is compiled at a start, which would break nothing, and take longer.
+
+    That depends on how the two go about it: a new version of either, or of Python, may be the end of it.
+    """
+    library = tmp_path / "audit.so"
+    command = ["cc", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", "-o", str(library)]
+    await trio.run_process([*command, str(Path(__file__).with_name("audit.c"))])
+    preloaded = {"LD_PRELOAD": str(library)}
+    async with program(disk / "kubelet.sock", MACHINE, command=(str(binary), "run"), env=preloaded) as nvplug:
+        await nvplug.wait_for_line("waiting for the kubelet")
+        compiled = [line for line in nvplug.lines if line.startswith("audit: compile ")]
+
+        assert not [line for line in compiled if "<attrs " in line or "__create_fn__" in line]
+        # Both would have been heard: what was compiled before, and what namedtuple writes, which is compiled as ever.
+        assert nvplug.lines.count("audit: exec <generated>") > 100
+        assert any("lambda _cls, " in line for line in compiled)
 
 
 async def test_it_is_small_in_memory(binary: Path, disk: Path, tmp_path: Path) -> None:
